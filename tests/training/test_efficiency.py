@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lm_tuning.runtime.peak import Ceiling
+from lm_tuning.training import step_log
 from lm_tuning.training.records import describe_result
 from lm_tuning.training.results import efficiency_figures, summarize_efficiency
 from lm_tuning.training.step_log import StepLog
@@ -134,6 +137,38 @@ def test_the_terminal_says_speed_share_of_the_card_quantiles_split_and_memory():
         "time health checks 1.00%, logging 0.200%; checks up to step 1 0.9 s; peak memory 3.0 GiB",
     ):
         assert part in text
+
+
+def test_the_terminal_says_the_passes_of_replayed_steps_as_one():
+    replayed = summary()
+    replayed |= {"forward_fraction": 0.9, "backward_fraction": 0.02, "step_seconds_median": 0.01745}
+    text = describe_result(replayed)
+    assert "loader wait 5.00%, forward and backward 92%, optimizer 10%" in text
+    assert "median step 0.0175 s" in text
+
+
+def test_waiting_for_the_device_is_none_of_the_time_that_writing_numbers_down_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(step_log.time, "perf_counter", lambda: now[0])
+
+    class Ready:
+        def synchronize(self) -> None:
+            now[0] += 5.0  # a host that is a step ahead
+
+    def hand_out(step: int, values: dict[str, float]) -> None:
+        now[0] += 0.25
+
+    log = StepLog(on_metrics=hand_out)
+    batch: Any = SimpleNamespace(
+        step=0, row_ids=[1], micro_batches=[], num_supervised=9, num_tokens=10, num_positions=10
+    )
+    log.record(batch, epoch=0.1, loss=torch.tensor(1.0), gradient_norm=1.0, learning_rate=1e-3)
+    assert log._pending is not None
+    log._pending.ready = Ready()  # type: ignore[assignment]
+    log.flush()
+    assert log.own_seconds == 0.25
 
 
 def test_the_terminal_compares_a_cpu_with_its_own_products():

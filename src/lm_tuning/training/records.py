@@ -159,6 +159,10 @@ class ProfileFigures(TypedDict):
     operations: list[OperationFigures]
 
 
+# Backward passes take longer than forward ones; below this share of their time most steps were replayed.
+_REPLAYED = 0.5
+
+
 def describe_result(summary: TrainingSummary) -> str:
     """Describe in one paragraph what the training did and what it cost.
 
@@ -169,11 +173,11 @@ def describe_result(summary: TrainingSummary) -> str:
         return "No step was made."
     unit = summary["unit"]
     early = ", ended early" if summary["stopped_early"] else ""
-    phases = {
-        "forward": summary["forward_fraction"],
-        "backward": summary["backward_fraction"],
-        "optimizer": summary["optimizer_fraction"],
-    }
+    forward, backward = summary["forward_fraction"], summary["backward_fraction"]
+    phases = {"forward": forward, "backward": backward, "optimizer": summary["optimizer_fraction"]}
+    # No backward pass is that short: most steps were replayed, with both passes at one launch.
+    if forward is not None and backward is not None and backward < _REPLAYED * forward:
+        phases = {"forward and backward": forward + backward, "optimizer": summary["optimizer_fraction"]}
     shares = [f"loader wait {summary['loader_wait_fraction']:.2%}"]
     shares += [f"{phase} {share:.0%}" for phase, share in phases.items() if share is not None]
     return (
@@ -182,8 +186,8 @@ def describe_result(summary: TrainingSummary) -> str:
         f"{summary['tokens_per_second']:,.0f} tokens/s{_describe_mfu(summary)}, "
         f"{write_speed(summary['samples_per_second'] or 0.0)} samples/s, "
         f"{write_speed(summary['steps_per_second'] or 0.0)} steps/s, "
-        f"median step {summary['step_seconds_median']:.2f} s "
-        f"(90 % within {summary['step_seconds_p90']:.2f} s, 99 % within {summary['step_seconds_p99']:.2f} s), "
+        f"median step {summary['step_seconds_median']:.3g} s "
+        f"(90 % within {summary['step_seconds_p90']:.3g} s, 99 % within {summary['step_seconds_p99']:.3g} s), "
         f"padding {summary['padding_fraction']:.1%}; of the step time {', '.join(shares)}"
         f"{_describe_own_share(summary)}; peak memory {(summary['peak_memory_bytes'] or 0) / 2**30:.1f} GiB"
         f"{_describe_card(summary)}."
