@@ -165,8 +165,8 @@ def _compare(work: Work, options: argparse.Namespace) -> None:
 
 def _answer_on_static_cache(model: Any, work: Work, options: argparse.Namespace, batch_rows: int) -> list[list[int]]:
     """Answer by ``generate`` with its static cache, whose decoding transformers compiles by itself."""
-    from lm_tuning.generation.continuous_batching import pad_prompts
     from lm_tuning.generation.generate import cut_at
+    from lm_tuning.generation.reading_prompts import pad_prompts
 
     order = sorted(range(len(work.prompts)), key=lambda index: -len(work.prompts[index]))
     answers: list[list[int]] = [[] for _ in order]

@@ -33,9 +33,9 @@ import variants as kinds  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from variants import Form  # noqa: E402
 
+from lm_tuning.batching import packed_attention  # noqa: E402
 from lm_tuning.models.structure import backbone_of, inner_model  # noqa: E402
 from lm_tuning.runtime.precision import autocast  # noqa: E402
-from lm_tuning.training.kernels import packed_attention  # noqa: E402
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers  # noqa: E402
 from lm_tuning.training.kernels.fast_path import install_fused_lora  # noqa: E402
 

@@ -29,8 +29,11 @@ import throughput  # noqa: E402
 import torch  # noqa: E402
 import variants as kinds  # noqa: E402
 
-from lm_tuning.batching import losses  # noqa: E402
-from lm_tuning.training.kernels import fast_path, packed_attention  # noqa: E402
+from lm_tuning.batching import (
+    losses,
+    packed_attention,
+)
+from lm_tuning.training.kernels import fast_path  # noqa: E402
 
 Q, G = 3, 2
 

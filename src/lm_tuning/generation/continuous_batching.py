@@ -13,17 +13,17 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lm_tuning.batching import packed_attention
 from lm_tuning.batching.fused_norms import fused_norms
 from lm_tuning.generation.decoding import Decoder
-from lm_tuning.generation.lanes import Destination, LaneCache
+from lm_tuning.generation.lanes import LaneCache
+from lm_tuning.generation.reading_prompts import read_packed, read_padded
 from lm_tuning.generation.sampling import Sampling, TokenChooser
 from lm_tuning.models.structure import has_encoder, inner_model
 from lm_tuning.runtime.memory_errors import is_out_of_memory
@@ -72,26 +72,6 @@ def takes_continuous_batches(model: Any) -> bool:
         return False
     layers = DynamicCache(config=config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
-
-
-def pad_prompts(
-    prompts: Sequence[Sequence[int]], *, pad_id: int, side: Literal["left", "right"]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lay prompts one under another.
-
-    Args:
-        prompts: token ids of each prompt.
-        pad_id: fills shorter prompts.
-        side: where; ``left`` makes all prompts end in the last column.
-
-    Returns:
-        ``input_ids`` and ``attention_mask``, both ``(batch, sequence)``; the mask comes from lengths, so a prompt
-        may hold the pad id itself.
-    """
-    rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
-    input_ids = pad_sequence(rows, batch_first=True, padding_value=pad_id, padding_side=side)
-    attention_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
-    return input_ids, attention_mask
 
 
 class ContinuousBatcher:
@@ -299,59 +279,13 @@ class ContinuousBatcher:
         lanes = free[: len(chosen)]
         # Noted before anything can fail, so that none of them is lost.
         self._running.update(zip(lanes, chosen, strict=True))
-        logits = self._read_packed(decoder, lanes, given) if self._packs else self._read_padded(decoder, lanes, given)
+        if self._packs:
+            logits = read_packed(self._model, decoder.cache, lanes, given, device=self._device)
+        else:
+            logits = read_padded(self._model, decoder.cache, lanes, given, pad_id=self._pad_id, device=self._device)
         lengths = [len(ids) for ids in given]
         first = decoder.begin(lanes, logits, lengths, [self._num_left(index) for index in chosen])
         self._add([first], lanes)
-
-    def _read_packed(self, decoder: Decoder, lanes: list[int], prompts: list[list[int]]) -> torch.Tensor:
-        """Return the logits behind each prompt, ``(rows, vocabulary)``; the prompts lie one after another."""
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        ends = lengths.cumsum(0)
-        columns = torch.cat([torch.arange(length) for length in lengths.tolist()])  # (tokens,)
-        of_tokens, columns, ends_there, bounds, input_ids = (
-            part.to(self._device)
-            for part in (
-                torch.tensor(lanes).repeat_interleave(lengths),
-                columns,
-                ends,
-                torch.cat([ends.new_zeros(1), ends]).int(),  # (rows + 1,)
-                torch.tensor([token for prompt in prompts for token in prompt]),
-            )
-        )
-        decoder.cache.destination = Destination(of_tokens, columns)
-        output = self._model(
-            input_ids=input_ids[None],  # (1, tokens)
-            position_ids=columns[None],
-            cu_seq_lens_q=bounds,
-            max_length_q=int(lengths.max()),
-            cache=decoder.cache,
-            use_cache=True,
-            logits_to_keep=ends_there - 1,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
-
-    def _read_padded(self, decoder: Decoder, lanes: list[int], prompts: list[list[int]]) -> torch.Tensor:
-        """Return the logits behind each prompt, ``(rows, vocabulary)``; padding stands before shorter ones."""
-        input_ids, attention_mask = pad_prompts(prompts, pad_id=self._pad_id, side="left")
-        # Padding has position 0, as in generate; nothing attends to it.
-        positions = (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
-        source = attention_mask.flatten().nonzero().squeeze(1)  # (tokens,)
-        of_tokens = torch.tensor(lanes).repeat_interleave(attention_mask.sum(dim=-1))
-        columns = positions.flatten()[source]
-        there = [part.to(self._device) for part in (of_tokens, columns, source)]
-        decoder.cache.destination = Destination(there[0], there[1], source=there[2])
-        output = self._model(
-            input_ids=input_ids.to(self._device),  # (rows, columns)
-            attention_mask=attention_mask.to(self._device),
-            position_ids=positions.to(self._device),
-            cache=decoder.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: torch.Tensor = output.logits[:, -1]
-        return logits
 
     def _advance(self) -> None:
         """Give every row some tokens: no more than the row farthest from its end can take."""

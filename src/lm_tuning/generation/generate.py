@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_tuning.batching.held_out_loss import evaluating
-from lm_tuning.generation.continuous_batching import ContinuousBatcher, pad_prompts, takes_continuous_batches
+from lm_tuning.generation.continuous_batching import ContinuousBatcher, takes_continuous_batches
+from lm_tuning.generation.reading_prompts import pad_prompts
 from lm_tuning.generation.sampling import Sampling
 from lm_tuning.models.generation_settings import plain_settings, stop_ids_of
 from lm_tuning.models.structure import check_answer_room, has_encoder, inner_model, position_limit

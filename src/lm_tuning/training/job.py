@@ -27,6 +27,7 @@ from lm_tuning.training.health.pre_checks import check_rows_before_planning
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
+from lm_tuning.training.kernels.recording import find_recorder
 from lm_tuning.training.kernels.step_graph import StepGraphs
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
@@ -39,6 +40,7 @@ from lm_tuning.wording import count_of
 if TYPE_CHECKING:
     from lm_tuning.batching.step_loader import StepDataset
     from lm_tuning.training.kernels.fast_path import FastPath
+    from lm_tuning.training.setup.model import ReadyModel
 
 
 logger = logging.getLogger(__name__)
@@ -264,6 +266,38 @@ def choose_evaluation(
         return held_out.figures
 
     return evaluate
+
+
+def choose_graphs(job: Job, ready: ReadyModel, fast: FastPath, health: HealthReport) -> StepGraphs | None:
+    """Return what replays small steps from CUDA graphs; ``None`` where it is known already that none will be.
+
+    Args:
+        job: what is settled.
+        ready: model and task.
+        fast: what was chosen for them.
+        health: its facts are told what a step of the training decides.
+    """
+    from lm_tuning.training.kernels.fast_path import eager_flops
+
+    if not fast.may_record or (recorder := find_recorder(job.settings.device)) is None:
+        return None
+
+    def tell(said: str) -> None:
+        health.facts["fast_path"] = {**fast.facts, "cuda_graphs": said}
+
+    if job.batch_plan.gradient_checkpointing:
+        tell("no, since gradient checkpointing keeps random states, which cannot be recorded")
+        return None
+    return StepGraphs(
+        ready.model,
+        ready.task,
+        recorder,
+        device=job.settings.device,
+        total_steps=job.plan.total_steps,
+        always=job.settings.train.cuda_graphs is True,
+        flops=eager_flops(),
+        tell=tell,
+    )
 
 
 def training_arguments(job: Job, run_folder: Path) -> Any:

@@ -35,13 +35,12 @@ from lm_tuning.training.job import (
     LoopSettings,
     check_sources,
     choose_evaluation,
+    choose_graphs,
     describe_sources,
     settle,
     training_arguments,
 )
-from lm_tuning.training.kernels.fast_path import FastPath, eager_flops, prepare_fast_path
-from lm_tuning.training.kernels.recording import find_recorder
-from lm_tuning.training.kernels.step_graph import StepGraphs
+from lm_tuning.training.kernels.fast_path import FastPath, prepare_fast_path
 from lm_tuning.training.planning.memory import count_memory, log_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.planning.replanning import CompiledPlanner, Replanner
@@ -188,7 +187,7 @@ def _train_job(
                     memory=memory,
                     replanner=Replanner(steps, memory, health, may_lower=job.may_split_again),
                     layers=fast.layers,
-                    graphs=_plan_graphs(run),
+                    graphs=choose_graphs(job, ready, fast, health),
                     compiled_planner=compiled_planner,
                     on_checkpoint=on_checkpoint,
                 ),
@@ -320,30 +319,6 @@ def _plan_compiled(run: _Run) -> CompiledPlanner | None:
     if run.fast.layers is None or not job.may_split_again or job.settings.device != "cuda":
         return None
     return CompiledPlanner(run.ready, job.settings, run.steps, run.memory, run.health, job.batch_plan)
-
-
-def _plan_graphs(run: _Run) -> StepGraphs | None:
-    """Return what replays small steps from CUDA graphs, unless it is known already that none will be."""
-    job, settings = run.job, run.job.settings
-    if not run.fast.may_record or (recorder := find_recorder(settings.device)) is None:
-        return None
-
-    def tell(said: str) -> None:
-        run.health.facts["fast_path"] = {**run.fast.facts, "cuda_graphs": said}
-
-    if job.batch_plan.gradient_checkpointing:
-        tell("no, since gradient checkpointing keeps random states, which cannot be recorded")
-        return None
-    return StepGraphs(
-        run.ready.model,
-        run.ready.task,
-        recorder,
-        device=settings.device,
-        total_steps=job.plan.total_steps,
-        always=settings.train.cuda_graphs is True,
-        flops=eager_flops(),
-        tell=tell,
-    )
 
 
 def _name_best_metric(run: _Run) -> str:
