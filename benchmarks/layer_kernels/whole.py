@@ -18,6 +18,7 @@ import argparse
 import ast
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,12 @@ HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(PROJECT / "benchmarks"), str(PROJECT / "src"), str(PROJECT)]
 
-import throughput  # noqa: E402
 import torch  # noqa: E402
 import variants as kinds  # noqa: E402
+from throughput_ours import run_ours  # noqa: E402
+from throughput_works import WORKS  # noqa: E402
 
-from lm_tuning.batching import (
-    losses,
-    packed_attention,
-)
+from lm_tuning.batching import losses, packed_attention  # noqa: E402
 from lm_tuning.training.kernels import fast_path  # noqa: E402
 
 Q, G = 3, 2
@@ -115,7 +114,7 @@ def use_head(sizes: list[int]) -> None:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=throughput.WORKS)
+    parser.add_argument("work", choices=WORKS)
     parser.add_argument("--use", nargs="*", default=[])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--skip", type=int, default=5)
@@ -141,7 +140,7 @@ def main() -> None:
     if "flex" in use:
         use_flex()
     use_head(sizes)
-    figures = throughput.run_ours(throughput.WORKS[options.work], options)
+    figures = run_ours(WORKS[options.work], options, started=time.time())
     line = {name: figures[name] for name in ("tokens_per_second", "memory_gb", "compile_seconds", "graphs", "findings")}
     sys.stdout.write(f"WHOLE {options.work} {sorted(use)} {json.dumps(line)}\n  losses {figures['losses']}\n")
     sys.stdout.write(f"  {figures['fast_path']} {figures['compile_failure'] or ''}\n")
