@@ -186,18 +186,16 @@ def scale_in_the_wrapper(world: World) -> None:
 
 @MODEL("first-gradient-off", "when it is clipped")
 def scale_when_clipping(world: World) -> None:
-    from accelerate import Accelerator
+    sound = torch.nn.utils.clip_grad_norm_
 
-    sound = Accelerator.clip_grad_norm_
-
-    def clip(self: Any, parameters: Any, *arguments: Any, **options: Any) -> Any:
+    def clip(parameters: Any, *arguments: Any, **options: Any) -> Any:
         parameters = list(parameters)
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(12)
-        return sound(self, parameters, *arguments, **options)
+        return sound(parameters, *arguments, **options)
 
-    world.patch.setattr(Accelerator, "clip_grad_norm_", clip)
+    world.patch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
 
 
 @MODEL("layers-frozen", "a decoder layer", before_any_row=True)

@@ -64,6 +64,8 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
             settings.compute_dtype,
             settings.tf32 and settings.device == "cuda",
             settings.attention,
+            # Earlier versions padded rows on a graphics card, too.
+            *(["packed"] if settings.device == "cuda" else []),
         ],
     )
     if job.split is None:
