@@ -117,6 +117,30 @@ def test_dropped_attention_weights_cannot_be_packed_on_a_gpu() -> None:
     assert "drops 10%" in reason
 
 
+def test_layers_that_keep_the_bounds_to_themselves_cannot_be_packed() -> None:
+    model = make("Nemotron").train()
+    reason = why_not(model, device="cpu", longest_row_tokens=20)
+    assert reason == "NemotronForCausalLM does not tell its attention where rows begin"
+    assert model.config._attn_implementation == "sdpa"
+    assert model.training
+
+
+def test_attention_sinks_cannot_be_packed() -> None:
+    model = make("GptOss", num_local_experts=2, num_experts_per_tok=1, sliding_window=128)
+    reason = why_not(model, device="cpu", longest_row_tokens=20)
+    assert reason is not None
+    assert "s_aux" in reason
+
+
+def test_values_of_another_size_than_queries_cannot_be_packed_on_a_gpu() -> None:
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    model = make("DeepseekV3", **sizes, num_key_value_heads=4, first_k_dense_replace=2)
+    assert why_not(model, device="cpu", longest_row_tokens=20) is None
+    reason = why_not(model, device="cuda", longest_row_tokens=20)
+    assert reason is not None
+    assert "queries of 16 and values of 8 numbers" in reason
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernel_computes_the_same_on_a_gpu() -> None:

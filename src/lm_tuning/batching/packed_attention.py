@@ -19,12 +19,14 @@ import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.models.structure import inner_model
 from lm_tuning.runtime.ranges import ATTENTION, work_range
 from lm_tuning.wording import count_of
 
 # How transformers' models ask for it.
 NAME = "lm_tuning_packed"
+_TRY_NAME = "lm_tuning_packed_try"
 
 _KERNEL_TYPES = (torch.bfloat16, torch.float16)
 _MAX_KERNEL_HEAD = 256
@@ -76,7 +78,52 @@ def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
         return f"{kind} drops {dropped:.0%} of its attention weights, which the kernel for packed rows does not"
     if getattr(config, "alibi", False):
         return f"{kind} adds a bias to its attention scores, which the kernel for packed rows does not"
-    return None
+    # A skeleton without weights computes nothing.
+    return None if inner.device.type == "meta" else _why_not_by_trying(inner, device=device)
+
+
+def _why_not_by_trying(inner: Any, *, device: str) -> str | None:
+    """Describe what its attention layers are given when two rows of a token each go through a model.
+
+    Signatures do not tell it: some layers take what is passed on to attention, and keep it to themselves. Rows would
+    see each other then, and nothing but the loss would show it.
+    """
+    from transformers import AttentionInterface
+
+    kind = type(inner).__name__
+    reasons: list[str | None] = []
+
+    def look(
+        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **given: Any
+    ) -> tuple[torch.Tensor, None]:
+        unknown = [name for name in _UNREADABLE if given.get(name) is not None]
+        if given.get("cu_seq_lens_q") is None:
+            reasons.append(f"{kind} does not tell its attention where rows begin")
+        elif unknown:
+            reasons.append(f"{kind} has attention with {', '.join(unknown)}, which the kernel for packed rows has not")
+        elif device == "cuda" and query.shape[-1] != value.shape[-1]:
+            sizes = f"queries of {query.shape[-1]} and values of {value.shape[-1]} numbers"
+            reasons.append(f"{kind} has {sizes}, which the kernel for packed rows does not take")
+        else:
+            reasons.append(None)
+        grouped = query.shape[1] != key.shape[1]
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        return out.transpose(1, 2), None  # (1, tokens, heads, head)
+
+    AttentionInterface.register(_TRY_NAME, look)
+    before = inner.config._attn_implementation
+    zeros = torch.zeros(1, 2, dtype=torch.int64, device=inner.device)  # (1, tokens)
+    bounds = torch.arange(3, dtype=torch.int32, device=inner.device)  # (rows + 1,)
+    backbone = getattr(inner, inner.base_model_prefix, inner)
+    inner.set_attn_implementation(_TRY_NAME)
+    try:
+        with torch.no_grad(), evaluating(inner):
+            backbone(input_ids=zeros, position_ids=zeros, cu_seq_lens_q=bounds, max_length_q=1, use_cache=False)
+    finally:
+        inner.set_attn_implementation(before)
+    if not reasons:
+        return f"{kind} does not hand attention over to a function of ours"
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def runs_in_kernel(model: Any, *, device: str, dtype: torch.dtype, longest_row_tokens: int) -> bool:

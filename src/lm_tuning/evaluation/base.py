@@ -225,12 +225,13 @@ def measure_loss(
     """
     settings = job.settings
     task = task_of(model, job.tuning["task"], pad_id=int(tokenizer.pad_token_id))
-    packs = task.can_pack and packed_attention.runs_in_kernel(
-        model,
-        device=settings.device,
-        dtype=getattr(torch, settings.compute_dtype),
-        longest_row_tokens=int(job.table.lengths.max(initial=0)),
-    )
+    with autocast(settings.device, settings.compute_dtype):
+        packs = task.can_pack and packed_attention.runs_in_kernel(
+            model,
+            device=settings.device,
+            dtype=getattr(torch, settings.compute_dtype),
+            longest_row_tokens=int(job.table.lengths.max(initial=0)),
+        )
     if packs:
         task.packing = Packing(by_bounds=True)
     attention = packed_attention.attending_to_packed(model) if packs else nullcontext()

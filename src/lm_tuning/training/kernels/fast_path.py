@@ -146,7 +146,9 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
         what = "rows kept apart by a mask" if batching == "packed" else "rows of like length together"
         reason = f"{batching}, {what}, since model.attention = {settings.attention}"
         return FastPath(batching, {"batching": reason})
-    why_not = packed_attention.why_not(ready.model, device=settings.device, longest_row_tokens=longest)
+    # Tried as training runs it, as the head's loss is.
+    with autocast(settings.device, settings.compute_dtype):
+        why_not = packed_attention.why_not(ready.model, device=settings.device, longest_row_tokens=longest)
     if why_not is not None:
         if wanted == "packed":
             raise UserError(f"train.batching = packed cannot be had: {why_not}. Set train.batching to auto or padded.")
