@@ -14,6 +14,7 @@ import torch
 
 from lm_tuning.generation.lanes import Destination, LaneCache
 from lm_tuning.generation.sampling import TokenChooser
+from lm_tuning.runtime.cuda_graphs import recording_into
 from lm_tuning.runtime.memory_errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -151,16 +152,14 @@ class Decoder:
     def _record(self, width: int) -> torch.cuda.CUDAGraph | None:
         """Record a step without running it; ``None`` where that fails, which is said once."""
         graph = torch.cuda.CUDAGraph()
-        if self._chooser.generator is not None:
-            graph.register_generator_state(self._chooser.generator)
+        generators = [] if self._chooser.generator is None else [self._chooser.generator]
         try:
-            # Errors of other threads, such as one that samples the card, are not this recording's.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"), _without_cast_cache(self._device):
+            with recording_into(graph, generators=generators), _without_cast_cache(self._device):
                 self._step(width)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            self._failure = str(error).strip().splitlines()[0]
+            self._failure = next(iter(str(error).strip().splitlines()), type(error).__name__)
             logger.info("Answers are made without a CUDA graph, so slower: %s", self._failure)
             return None
         self._graphs[width] = graph

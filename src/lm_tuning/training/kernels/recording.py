@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from lm_tuning.runtime.cuda_graphs import recording_into
+
 # Share of the card's memory beyond which nothing is recorded: a graph holds the memory of its step for good.
 _MOST_MEMORY = 0.45
 
@@ -81,36 +83,12 @@ class CudaRecorder:
             reference = run()
         current.wait_stream(self._stream)
         torch.cuda.synchronize()
-        # A tensor that the collector frees while recording would be freed within the graph.
+        # What is garbage now holds memory that the graph could have.
         gc.collect()
-        collects = gc.isenabled()
-        gc.disable()
         graph = torch.cuda.CUDAGraph()
-        failure: Exception | None = None
-        try:
-            # Other threads go on: that of the loader pins memory, which would end a recording of the whole process.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                try:
-                    outputs = run()
-                except Exception as error:
-                    failure = error
-                    raise
-        except Exception as error:
-            # A recording that failed is not left: its stream stays the current one.
-            torch.cuda.set_stream(current)
-            self._repair_random_state()
-            # What ended the recording, not that it then could not be ended.
-            raise failure or error from None
-        finally:
-            if collects:
-                gc.enable()
+        with recording_into(graph, pool=self._pool, stream=self._stream):
+            outputs = run()
         return _CudaRecording(graph, outputs, reference)
-
-    def _repair_random_state(self) -> None:
-        """Record next to nothing: a generator whose recording failed refuses to draw until another one has ended."""
-        graph, number = torch.cuda.CUDAGraph(), torch.zeros((), device="cuda")
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            number.add_(1)
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -1,0 +1,63 @@
+"""Record what a CUDA device is given into a graph, and leave the device as it was where that fails."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def recording_into(
+    graph: torch.cuda.CUDAGraph, *, generators: Sequence[torch.Generator] = (), **options: Any
+) -> Iterator[None]:
+    """Record the block into a graph.
+
+    Args:
+        graph: an empty one.
+        generators: of random numbers that the block draws from, beside the device's own.
+        **options: ``pool`` and ``stream`` of ``torch.cuda.graph``.
+
+    Raises:
+        Exception: what ended the recording. The current stream is then that of before, and all generators draw again.
+    """
+    stream = torch.cuda.current_stream()
+    failure: Exception | None = None
+    # A tensor that the collector frees while recording would be freed within the graph.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with _graph_of(graph, generators, options):
+            try:
+                yield
+            except Exception as error:
+                failure = error
+                raise
+    except Exception as error:
+        # A recording that failed is not left: its stream stays the current one.
+        torch.cuda.set_stream(stream)
+        _repair_random_states(generators, options)
+        # What ended the recording, not that it then could not be ended.
+        raise failure or error from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _graph_of(graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator], options: dict[str, Any]) -> Any:
+    for generator in generators:
+        graph.register_generator_state(generator)
+    # Other threads go on: those that pin memory or sample the card would end a recording of the whole process.
+    return torch.cuda.graph(graph, capture_error_mode="thread_local", **options)
+
+
+def _repair_random_states(generators: Sequence[torch.Generator], options: dict[str, Any]) -> None:
+    """Record next to nothing: a generator whose recording failed refuses to draw until another one has ended."""
+    number = torch.zeros((), device="cuda")
+    # Not into the pool, which the recording that failed may have left in use.
+    stream = {name: value for name, value in options.items() if name == "stream"}
+    with _graph_of(torch.cuda.CUDAGraph(), generators, stream):
+        number.add_(1)
