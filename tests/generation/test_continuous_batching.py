@@ -177,6 +177,23 @@ def test_out_of_memory_in_the_middle_of_answers_keeps_their_beginnings(
     assert max(columns for _, columns in calls.shapes[6:]) > longest[0]
 
 
+def test_lanes_that_grew_too_many_become_fewer_again(
+    llama: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """How many rows the memory holds is told once, of the longest kind; more of a shorter kind may be too many."""
+    random = np.random.default_rng(3)
+    prompts = [random.integers(8, len(VOCABULARY), length).tolist() for length in (80, *[4] * 20)]
+    expected = answer(llama, prompts)
+    Calls(llama, monkeypatch, most_rows=3)
+    decoder = batcher(llama, prompts, most_rows=1)
+    # Room for one row of the longest kind, of 92 columns, and so for five of 16.
+    decoder._cache_bytes = 92 * 2 * 2 * 2 * 8 * 4
+    with caplog.at_level(logging.WARNING):
+        assert decoder.run(lambda: None) == expected
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "Out of memory with 5 prompts answered at once: going on with 2" in warning
+
+
 def test_a_single_row_that_does_not_fit_is_an_error(
     llama: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

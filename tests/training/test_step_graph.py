@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from lm_tuning.batching.batch import MicroBatch
+from lm_tuning.batching.batch import MicroBatch, StepBatch
 from lm_tuning.batching.tasks.classification import SequenceClassification
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.training import run as run_module
@@ -240,12 +240,29 @@ def test_the_try_decides() -> None:
         assert replace(good, **{name: math.nan}).why_not(even_if_slow=True) is not None
 
 
+def one_row() -> MicroBatch:
+    grid = torch.zeros(1, 100, dtype=torch.int64)
+    return MicroBatch(grid, None, grid[0, :1], grid[0, :1], 1, 100, 1)
+
+
+def test_what_the_host_draws_is_not_recorded() -> None:
+    """Layers that are left out at random would be the same ones at each replay."""
+    graphs = StepGraphs(
+        torch.nn.Linear(2, 2), SequenceClassification(pad_id=0), CallingRecorder(), "cuda", 100, always=True
+    )
+    inputs = StepBatch(1, [0], [one_row()])
+    assert graphs.begin_trial(inputs)
+    torch.rand(())
+    graphs.record(inputs, torch.tensor(1.0), lambda batch, total: torch.tensor(1.0))
+    assert graphs._verdict == "no, since the model draws random numbers on the host, such as which layers it leaves out"
+    assert not graphs.begin_trial(inputs)
+
+
 def test_work_that_does_not_wait_for_launches_is_not_tried() -> None:
     graphs = StepGraphs(
         torch.nn.Linear(1000, 1000), SequenceClassification(pad_id=0), CallingRecorder(), "cpu", 100, flops=1e9
     )
-    grid = torch.zeros(1, 100, dtype=torch.int64)
-    batch = MicroBatch(grid, None, grid[0, :1], grid[0, :1], 1, 100, 1)
+    batch = one_row()
     # 5 operations of a million parameters and 100 positions take half a second at this speed.
     assert "does not wait for launches" in str(graphs._why_not_tried(batch, 0.6))
     assert graphs._why_not_tried(batch, 1.1) is None

@@ -162,7 +162,7 @@ class ContinuousBatcher:
                         self._advance()
                         on_tokens()
                 except (RuntimeError, MemoryError) as error:
-                    if self.most_rows == 1 or not is_out_of_memory(error):
+                    if self._rows_at_once() == 1 or not is_out_of_memory(error):
                         raise
                     traceback.clear_frames(error.__traceback__)
                     failed = True
@@ -223,6 +223,11 @@ class ContinuousBatcher:
             return self.most_rows or _FIRST_ROWS
         bytes_per_row = self._decoder.cache.bytes_per_token * self._columns_needed()
         return max(1, min(MOST_ROWS, int(self._cache_bytes / bytes_per_row)))
+
+    def _rows_at_once(self) -> int:
+        """Return the rows that have lanes, or will have them first."""
+        # Not ``most_rows``: once the longest prompts are done there may be more.
+        return self._rows_wanted() if self._decoder is None else self._decoder.cache.num_lanes
 
     def _columns_needed(self) -> int:
         """Return the tokens of the longest row in the end, rounded up."""
@@ -321,9 +326,9 @@ class ContinuousBatcher:
 
     def _halve(self) -> None:
         """Go on with half as many rows; what there is of their answers is kept."""
-        before = self.most_rows or _FIRST_ROWS
+        before = self._rows_at_once()
         self._decoder = self._cache_bytes = None
-        self.most_rows = max(1, min(before, max(len(self._running), 1)) // 2)
+        self.most_rows = max(1, min(before, len(self._running) or before) // 2)
         self._wait_for([*self._running.values(), *self._waiting])
         self._running.clear()
         if self._on_gpu:

@@ -139,6 +139,7 @@ class StepGraphs:
     _why_none: str = "no step was one micro-batch that could be recorded"
     _began: float = 0.0
     _random: torch.Tensor | None = None
+    _host_random: torch.Tensor | None = None
     _num_steps: int = 0
 
     def find(self, inputs: StepBatch) -> StaticShape | None:
@@ -186,7 +187,7 @@ class StepGraphs:
         # The first try decides for all; a further shape must have come up before to be worth its recording.
         if self._graphs and self._seen[shape] < 2:
             return False
-        self._random = self.recorder.random_state()
+        self._random, self._host_random = self.recorder.random_state(), torch.get_rng_state()
         self.recorder.synchronize()
         self._began = time.perf_counter()
         return True
@@ -203,15 +204,22 @@ class StepGraphs:
         eager_seconds = time.perf_counter() - self._began
         if not math.isfinite(float(loss)):
             return  # nothing to compare with; the next step will do
+        assert self._random is not None
+        assert self._host_random is not None
+        is_on_gpu = torch.device(self.device).type == "cuda"
+        # It decides on the host what is launched, which a recording would decide once and for all.
+        if is_on_gpu and not torch.equal(self._host_random, torch.get_rng_state()):
+            self.turn_off("no, since the model draws random numbers on the host, such as which layers it leaves out")
+            return
         is_first = not self._graphs
         unfit = self._why_not_tried(inputs.micro_batches[0], eager_seconds) if is_first and not self.always else None
         if unfit is not None:
             self.turn_off(f"no, since {unfit}")
             return
-        is_random = not torch.equal(self._random, self.recorder.random_state()) if self._random is not None else True
+        on_gpu = [torch.cuda.current_device()] if is_on_gpu else []
+        is_random = not torch.equal(self._random, self.recorder.random_state())
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         kept = [parameter.grad for parameter in self._parameters]
-        on_gpu = [torch.cuda.current_device()] if torch.device(self.device).type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=on_gpu):
                 graph, trial = self._try(
