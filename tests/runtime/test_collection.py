@@ -49,3 +49,16 @@ file.write("kept")
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "file"], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_the_end_of_the_interpreter_waits_for_no_reader_of_a_pipe() -> None:
+    code = """
+import os, select, threading, lm_tuning.settings
+reader, writer = os.pipe()
+pipe = open(writer, "wb")
+threading.Thread(target=pipe.write, args=[bytes(10_000_000)], daemon=True).start()
+select.select([reader], [], [])
+print("done", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "done\n"

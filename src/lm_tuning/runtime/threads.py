@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import platform
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
@@ -301,8 +302,10 @@ def _end_quickly() -> None:
     kinds = (io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
     files = {kind for kind in {type(each) for each in everything} if issubclass(kind, kinds)}
     for file in [each for each in everything if type(each) in files]:
-        with suppress(OSError, ValueError):  # closed, or a pipe whose reader has gone: nobody is left to be told
-            file.flush()
+        with suppress(OSError, ValueError):  # closed, or a full disk: nobody is left to be told
+            # A pipe whose reader has stopped would be waited for; Python itself sees to standard output.
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                file.flush()
     gc.freeze()
 
 
