@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable
@@ -255,6 +256,37 @@ def test_one_beam_is_greedy_and_beams_do_not_depend_on_the_batch(model: Any, pro
     assert generate_answers(model, prompts, **options(num_beams=1)) == generate_answers(model, prompts, **options())
     together = generate_answers(model, prompts, **options(num_beams=3))
     assert together == [generate_answers(model, [prompt], **options(num_beams=3))[0] for prompt in prompts]
+
+
+def test_beams_become_fewer_rows_for_lack_of_memory(
+    model: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = generate_answers(model, prompts, **options(num_beams=2))
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def fail(*, input_ids: torch.Tensor, **arguments: Any) -> Any:
+        # In the middle of answers, whose tokens are counted by then; a row has two beams.
+        if len(input_ids) > 2 and input_ids.shape[1] == 1:
+            raise torch.OutOfMemoryError("out of memory, as a card says it")
+        return forward(input_ids=input_ids, **arguments)
+
+    monkeypatch.setattr(model, "forward", fail)
+    seen: list[tuple[int, int | None]] = []
+    with caplog.at_level(logging.WARNING):
+        answers = generate_answers(
+            model,
+            prompts,
+            **options(num_beams=2),
+            on_progress=lambda label, done, total, unit: seen.append((done, total)),
+        )
+    assert answers == expected
+    assert seen[-1][0] == seen[-1][1]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "Out of memory with 4 prompts answered at once: going on with 2" in warning
+    monkeypatch.setattr(model, "forward", lambda **arguments: fail(**{**arguments, "input_ids": torch.zeros(4, 1)}))
+    with pytest.raises(torch.OutOfMemoryError):
+        generate_answers(model, prompts, **options(num_beams=2))
 
 
 def test_progress_of_beams_reaches_its_end(model: Any, prompts: list[list[int]]) -> None:

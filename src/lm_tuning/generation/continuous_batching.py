@@ -74,6 +74,21 @@ def takes_continuous_batches(model: Any) -> bool:
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
+def warn_of_memory(before: int, now: int) -> None:
+    """Warn that fewer prompts are answered at once.
+
+    Args:
+        before: prompts for which there was no memory.
+        now: prompts from here on.
+    """
+    logger.warning(
+        "Out of memory with %s answered at once: going on with %d, and with fewer where that is too many. "
+        "evaluate.generate_batch_rows sets the number.",
+        count_of(before, "prompt"),
+        now,
+    )
+
+
 class ContinuousBatcher:
     """Answers prompts, several at a time.
 
@@ -334,12 +349,7 @@ class ContinuousBatcher:
         if self._on_gpu:
             torch.cuda.empty_cache()
         if not self._has_halved:
-            logger.warning(
-                "Out of memory with %s answered at once: going on with %d, and with fewer where that is too many. "
-                "evaluate.generate_batch_rows sets the number.",
-                count_of(before, "prompt"),
-                self.most_rows,
-            )
+            warn_of_memory(before, self.most_rows)
         self._has_halved = True
 
     def _wait_for(self, prompts: Sequence[int]) -> None:

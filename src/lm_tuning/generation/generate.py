@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_tuning.batching.held_out_loss import evaluating
-from lm_tuning.generation.continuous_batching import ContinuousBatcher, takes_continuous_batches
+from lm_tuning.generation.continuous_batching import ContinuousBatcher, takes_continuous_batches, warn_of_memory
 from lm_tuning.generation.reading_prompts import pad_prompts
 from lm_tuning.generation.sampling import Sampling
 from lm_tuning.models.generation_settings import plain_settings, stop_ids_of
 from lm_tuning.models.structure import check_answer_room, has_encoder, inner_model, position_limit
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.text.decoding import common_first_id, end_of_answer, special_ids
 from lm_tuning.text.tokenizers.truncation import shorten_prompt
 from lm_tuning.wording import count_of
@@ -232,32 +234,60 @@ def _drawing(seed: int, device: torch.device | str) -> Iterator[None]:
 def _generate_in_batches(
     model: Any, prompts: Sequence[Sequence[int]], config: Any, counter: _TokenCounter, *, batch_rows: int
 ) -> list[list[int]]:
-    """Let ``generate`` answer batches of prompts, each until its longest answer ends."""
-    from transformers import StoppingCriteriaList
-
-    reads_apart = has_encoder(inner_model(model).config)
+    """Let ``generate`` answer batches of prompts, each until its longest answer ends, fewer for lack of memory."""
     answers: list[list[int]] = [[] for _ in prompts]
     # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-    for first in range(0, len(order), batch_rows):
-        chosen = order[first : first + batch_rows]
-        input_ids, attention_mask = pad_prompts(
-            [prompts[index] for index in chosen], pad_id=config.pad_token_id, side="right" if reads_apart else "left"
-        )
-        counter.start_batch(len(chosen))
-        output = model.generate(  # (batch, given tokens + longest answer)
-            input_ids=input_ids.to(counter.device),
-            attention_mask=attention_mask.to(counter.device),
-            generation_config=config,
-            stopping_criteria=StoppingCriteriaList([counter]),
-        )
-        counter.end_batch()
-        # ``generate`` gives back what it was given too: the prompt, or the token that a decoder starts from.
-        num_given = 1 if reads_apart else input_ids.shape[1]
-        # One copy to the host for the batch, after the last token.
-        for index, tokens in zip(chosen, output[:, num_given:].tolist(), strict=True):
+    has_halved = False
+    while order:
+        chosen = order[:batch_rows]
+        failed = False
+        try:
+            tokens_of_rows = _generate_batch(model, [prompts[index] for index in chosen], config, counter)
+        except (RuntimeError, MemoryError) as error:
+            if len(chosen) == 1 or not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            failed = True
+        # Behind the block: inside of it the error still holds the tensors of the batch that failed.
+        if failed:
+            counter.drop_batch(len(chosen))
+            batch_rows = len(chosen) // 2
+            if torch.device(counter.device).type == "cuda":
+                torch.cuda.empty_cache()
+            if not has_halved:
+                warn_of_memory(len(chosen), batch_rows)
+            has_halved = True
+            continue
+        for index, tokens in zip(chosen, tokens_of_rows, strict=True):
             answers[index] = cut_at(tokens, config.eos_token_id or ())
+        order = order[batch_rows:]
     return answers
+
+
+def _generate_batch(
+    model: Any, prompts: Sequence[Sequence[int]], config: Any, counter: _TokenCounter
+) -> list[list[int]]:
+    """Let ``generate`` answer prompts side by side; return the new tokens of each, and what is behind its end."""
+    from transformers import StoppingCriteriaList
+
+    reads_apart = has_encoder(inner_model(model).config)
+    input_ids, attention_mask = pad_prompts(
+        prompts, pad_id=config.pad_token_id, side="right" if reads_apart else "left"
+    )
+    counter.start_batch(len(prompts))
+    output = model.generate(  # (batch, given tokens + longest answer)
+        input_ids=input_ids.to(counter.device),
+        attention_mask=attention_mask.to(counter.device),
+        generation_config=config,
+        stopping_criteria=StoppingCriteriaList([counter]),
+    )
+    counter.end_batch()
+    # ``generate`` gives back what it was given too: the prompt, or the token that a decoder starts from.
+    num_given = 1 if reads_apart else input_ids.shape[1]
+    # One copy to the host for the batch, after the last token.
+    tokens: list[list[int]] = output[:, num_given:].tolist()
+    return tokens
 
 
 class _TokenCounter:
@@ -288,7 +318,7 @@ class _TokenCounter:
         self._max_new_tokens = max_new_tokens
         self._num_waiting = num_waiting
         self._has_beams = num_beams > 1
-        self._num_running = self._steps = 0
+        self._num_running = self._steps = self._num_before = 0
         self._is_running = torch.zeros(0, dtype=torch.bool, device=device)
 
     @property
@@ -301,8 +331,14 @@ class _TokenCounter:
     def start_batch(self, num_rows: int) -> None:
         """Count the rows of a batch as running, and no longer as waiting."""
         self._num_waiting -= num_rows
-        self._num_running, self._steps = num_rows, 0
+        self._num_running, self._steps, self._num_before = num_rows, 0, self.num_tokens
         self._is_running = torch.ones(num_rows, dtype=torch.bool, device=self._stops.device)
+
+    def drop_batch(self, num_rows: int) -> None:
+        """Count the rows of a batch that failed as waiting again, and none of their tokens."""
+        self._num_waiting += num_rows
+        self._num_running, self.num_tokens = 0, self._num_before
+        self.on_step()
 
     def end_batch(self) -> None:
         """Expect no more tokens of beams that ended before the longest answer."""

@@ -22,7 +22,7 @@ def recording_into(
         **options: ``pool`` and ``stream`` of ``torch.cuda.graph``.
 
     Raises:
-        Exception: what ended the recording. The current stream is then that of before, and all generators draw again.
+        Exception: what ended the recording. The current stream is then what it was, and all generators draw again.
     """
     stream = torch.cuda.current_stream()
     failure: Exception | None = None
