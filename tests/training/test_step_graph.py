@@ -13,7 +13,7 @@ import torch
 from lm_tuning.batching.batch import MicroBatch, StepBatch
 from lm_tuning.batching.tasks.classification import SequenceClassification
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.training import run as run_module
+from lm_tuning.training import job as job_module
 from lm_tuning.training.kernels import fast_path
 from lm_tuning.training.kernels.recording import Outputs
 from lm_tuning.training.kernels.step_graph import StepGraphs, Trial
@@ -38,7 +38,7 @@ class PowerFailure(BaseException):
 def recorder(monkeypatch: pytest.MonkeyPatch) -> CallingRecorder:
     """Replace what records on a GPU."""
     stand_in = CallingRecorder()
-    for module in (fast_path, run_module):
+    for module in (fast_path, job_module):
         monkeypatch.setattr(module, "find_recorder", lambda device: stand_in)
     return stand_in
 
