@@ -99,6 +99,16 @@ def test_a_model_that_looks_back_less_far_than_a_row_is_padded_and_says_why(
         prepare_fast_path(ready_of(make_mistral(sliding_window=8)), vary(settings, batching="packed"), table)
 
 
+def test_rows_that_are_measured_while_training_count_for_how_far_a_model_looks_back(
+    paths: TrainingPaths, settings: TrainingSettings
+) -> None:
+    table, longer = open_split(paths.tokens, "train"), open_split(paths.tokens, "train")
+    longer.lengths = table.lengths + 1
+    model = make_mistral(sliding_window=int(table.lengths.max()))
+    assert prepare_fast_path(ready_of(model), settings, table, held_out_rows=longer).batching == "padded"
+    assert prepare_fast_path(ready_of(model), settings, table, held_out_rows=table).batching == "packed"
+
+
 @pytest.mark.parametrize(
     ("device", "attention", "batching"),
     [("cpu", "sdpa", "packed"), ("cpu", "eager", "packed"), ("cuda", "sdpa", "padded")],

@@ -141,7 +141,12 @@ def _train_job(
         ready = set_up_model(settings)
         check_before_any_row(health, ready, settings, rows=job.train_rows, plan=job.plan, tokens=paths.tokens)
         fast = prepare_fast_path(
-            ready, settings, job.train_rows, job.plan, tokens_per_second=job.batch_plan.tokens_per_second
+            ready,
+            settings,
+            job.train_rows,
+            job.plan,
+            held_out_rows=None if settings.train.eval_every_steps is None else job.validation_rows,
+            tokens_per_second=job.batch_plan.tokens_per_second,
         )
         steps = StepDataset(
             job.train_rows,

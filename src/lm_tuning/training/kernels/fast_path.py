@@ -78,6 +78,7 @@ def prepare_fast_path(
     train_rows: TokenTable,
     plan: StepPlan | None = None,
     *,
+    held_out_rows: TokenTable | None = None,
     tokens_per_second: float | None = None,
 ) -> FastPath:
     """Choose what makes the steps fast, and put it in place.
@@ -87,6 +88,7 @@ def prepare_fast_path(
         settings: of the training.
         train_rows: all rows that are trained on.
         plan: of the run, for the estimate whether compiling pays; ``None`` leaves layers as they are.
+        held_out_rows: rows that are measured while training, through the same attention; ``None`` for none.
         tokens_per_second: that were measured without compiling; ``None`` estimates them.
 
     Raises:
@@ -95,6 +97,8 @@ def prepare_fast_path(
     model, task = ready.model, ready.task
     # Of all rows, since a sliding window that no row reaches beyond is the same as none.
     longest = int(train_rows.lengths.max(initial=0))
+    if held_out_rows is not None:
+        longest = max(longest, int(held_out_rows.lengths.max(initial=0)))
     fast = _choose_batching(ready, settings, longest)
     if settings.train.method != "full":
         # Before anything is compiled or tried, so that it is these forward passes that are.
