@@ -135,6 +135,7 @@ class StepGraphs:
     _seen: Counter[StaticShape] = field(default_factory=Counter)
     _parameters: list[torch.nn.Parameter] = field(default_factory=list)
     _is_off: bool = False
+    _records_more: bool = True
     _verdict: str = ""
     _why_none: str = "no step was one micro-batch that could be recorded"
     _began: float = 0.0
@@ -177,7 +178,7 @@ class StepGraphs:
             inputs: the step, on the host.
         """
         steps_left = self.total_steps - inputs.step
-        if self._is_off or len(self._graphs) >= MOST_GRAPHS or not _is_one(inputs):
+        if self._is_off or not self._records_more or len(self._graphs) >= MOST_GRAPHS or not _is_one(inputs):
             return False
         if steps_left < MIN_STEPS:
             self._why_none = f"fewer than {MIN_STEPS} steps were left"
@@ -216,6 +217,11 @@ class StepGraphs:
         if unfit is not None:
             self.turn_off(f"no, since {unfit}")
             return
+        # Each recording keeps its gradients, which in full training are as large as the model.
+        lack = None if is_first else self.recorder.describe_lack_of_memory()
+        if lack is not None:
+            self._record_no_more(lack)
+            return
         on_gpu = [torch.cuda.current_device()] if is_on_gpu else []
         is_random = not torch.equal(self._random, self.recorder.random_state())
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -228,11 +234,15 @@ class StepGraphs:
         # Whatever cannot be recorded, for lack of memory too: a step without a graph is only slower.
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
-            self.turn_off(f"no, since recording a step failed ({type(error).__name__}: {lines[0]})")
+            reason = f"recording a step failed ({type(error).__name__}: {lines[0]})"
+            if is_first:
+                self.turn_off(f"no, since {reason}")
+            else:
+                self._record_no_more(reason)
         else:
             against = trial.why_not(even_if_slow=self.always or not is_first)
             if against is not None:
-                self.turn_off(f"no, since {against}")
+                self.turn_off(f"{'no' if is_first else 'no more'}, since {against}")
             else:
                 self._graphs[graph.static.shape] = graph
                 if is_first:
@@ -240,6 +250,12 @@ class StepGraphs:
                     self._say(self._verdict)
         finally:
             self._put(kept)
+
+    def _record_no_more(self, reason: str) -> None:
+        """Keep the recordings that there are, and make no more."""
+        self._records_more = False
+        self._verdict += f"; no further shape, since {reason}"
+        self._say(self._verdict)
 
     def turn_off(self, reason: str) -> bool:
         """Drop all recordings and make no more, for a reason that is told; return whether there were any."""
