@@ -318,6 +318,9 @@ def job_on_gpu(job: Job) -> Job:
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_on_a_gpu_fifty_replayed_steps_are_the_steps_without(job_on_gpu: Job, method: str, batching: str) -> None:
     options = {"method": method, "lora": LORA, "batching": batching, "max_steps": 50}
+    if batching == "padded":
+        # In 16 bits rows filled up round otherwise, which fifty steps add up; packed rows have no kernel in 32.
+        options["compute_dtype"] = "float32"
     eager = train(job_on_gpu, "eager", cuda_graphs=False, **options)
     replayed = train(job_on_gpu, "replayed", **options)
     assert verdict(replayed).startswith("yes"), verdict(replayed)
