@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from lm_tuning.batching import packed_attention
+from lm_tuning.batching.tasks.causal_lm import CausalLanguageModeling
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation import language
 from lm_tuning.evaluation.report import describe_outcome
@@ -171,6 +173,27 @@ def test_how_it_is_batched_is_not_in_the_key(tuned: Path, tokens: Path, tmp_path
     before, after = (compared.result["tuned"]["nats_per_token"] for compared in (first, other))
     assert after == pytest.approx(before, rel=SAME_LOSS)
     assert other.answers == first.answers
+
+
+def test_rows_packed_as_on_a_gpu_have_the_same_figures(
+    tuned: Path, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    padded = compare(tuned, tokens, tmp_path / "padded")
+    splits: list[str] = []
+    split = CausalLanguageModeling.split
+
+    def note(self: Any, *given: Any, batching: Any, **options: Any) -> Any:
+        splits.append(batching)
+        return split(self, *given, batching=batching, **options)
+
+    monkeypatch.setattr(CausalLanguageModeling, "split", note)
+    # Packed as where the kernel is: the attention that is told where rows begin stands in for it.
+    monkeypatch.setattr(packed_attention, "runs_in_kernel", lambda *given, **options: True)
+    packed = compare(tuned, tokens, tmp_path / "packed")
+    assert splits == ["packed", "packed"]
+    for model in ("base", "tuned"):
+        assert packed.result[model]["nats_per_token"] == pytest.approx(padded.result[model]["nats_per_token"], rel=1e-5)
+    assert packed.answers == padded.answers
 
 
 def test_validation_stands_in_for_an_empty_test_split(tuned: Path, tmp_path: Path) -> None:

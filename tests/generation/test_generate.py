@@ -22,6 +22,7 @@ from lm_tuning.generation.generate import (
     generate_answers,
     pad_prompts,
 )
+from lm_tuning.generation.sampling import Sampling
 from lm_tuning.text.decoding import special_ids
 from lm_tuning.text.store.table import TokenTable
 from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, SYSTEM, USER, VOCABULARY, ids, make_model, make_tokenizer
@@ -398,3 +399,8 @@ def test_an_encoder_decoder_answers_through_an_adapter() -> None:
     plain = generate_answers(base, sources(), **settings)
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], task_type="SEQ_2_SEQ_LM"))
     assert generate_answers(model, sources(), **settings) == plain
+
+
+def test_drawn_tokens_go_with_no_beams(model: Any, prompts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="num_beams must be 1, not 2"):
+        generate_answers(model, prompts, sampling=Sampling(seed=1), **options(), num_beams=2)

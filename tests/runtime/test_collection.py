@@ -51,6 +51,23 @@ file.write("kept")
     assert (tmp_path / "file").read_text() == "kept"
 
 
+def test_a_file_that_cannot_be_written_at_the_end_is_said(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys, io, lm_tuning.settings
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+class Circle:
+    def __init__(self): self.me, self.file = self, open(sys.argv[1], "w")
+Circle().file.write(1000 * "x")
+memory = io.TextIOWrapper(io.BytesIO())
+memory.write("nowhere to go")
+"""
+    path = tmp_path / "file"
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert f"{path} could not be written to its end: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_end_of_the_interpreter_waits_for_no_reader_of_a_pipe() -> None:
     code = """
 import os, select, threading, lm_tuning.settings

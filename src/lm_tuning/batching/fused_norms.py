@@ -1,7 +1,7 @@
 """Norms of a model in one operation each, where nothing is compiled that would fuse them.
 
-A root-mean-square norm of transformers is written as seven operations. A GPU runs a small model as fast as they can be
-launched, or as a CUDA graph can step through them, so that norms take a third of the time of a generated token.
+A root-mean-square norm of transformers is written as seven operations, each of which a GPU starts by itself, whether
+the host launches them or a CUDA graph does.
 """
 
 from __future__ import annotations

@@ -159,7 +159,10 @@ def generate_answers(
 
     Raises:
         UserError: an answer of that length leaves no room for a prompt.
+        ValueError: tokens are to be drawn under beam search.
     """
+    if sampling is not None and num_beams > 1:
+        raise ValueError(f"sampling draws one answer at a time: num_beams must be 1, not {num_beams}")
     own = inner_model(model).config
     reads_apart, context = has_encoder(own), position_limit(own)
     check_answer_room(own, max_new_tokens=max_new_tokens)

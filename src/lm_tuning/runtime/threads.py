@@ -17,7 +17,7 @@ import platform
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -301,11 +301,16 @@ def _end_quickly() -> None:
     # By the class, since a proxy may import what it stands for when it is asked for its class; and each class once.
     kinds = (io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
     files = {kind for kind in {type(each) for each in everything} if issubclass(kind, kinds)}
-    for file in [each for each in everything if type(each) in files]:
-        with suppress(OSError, ValueError):  # closed, or a full disk: nobody is left to be told
+    for file in [each for each in everything if type(each) in files and not each.closed]:
+        try:
             # A pipe whose reader has stopped would be waited for; Python itself sees to standard output.
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 file.flush()
+        except io.UnsupportedOperation:
+            continue  # in memory alone
+        except OSError as error:
+            # As Python says it of a file that it closes at its end, and cannot say once the search is left out.
+            sys.stderr.write(f"{getattr(file, 'name', file)!s} could not be written to its end: {error}\n")
     gc.freeze()
 
 

@@ -41,7 +41,7 @@ LARGEST_SPREAD = 30.0
 # In 16 bits, numbers above it are rounded by half a nat or more.
 LARGEST_LOGIT = {"float32": 1e4, "bfloat16": 1e3, "float16": 1e3}
 
-# Positions that go through the model side by side: a GPU is hardly busy with one row, and plans each length by itself.
+# Positions that go through the model side by side: a GPU is hardly busy with one row.
 ALIKE_TOKENS = {"cpu": 512, "cuda": 2048}
 
 _FILLING_DEVICES = ("cuda",)
