@@ -85,8 +85,8 @@ def main() -> None:
 
     import torch
     import transformers
+    from random_base import random_base
 
-    from lm_tuning.models.record import BaseModelRecord
     from lm_tuning.parameters import TrainParameters
     from lm_tuning.runtime.backend import apply_backend
     from lm_tuning.runtime.device import describe_device
@@ -105,14 +105,7 @@ def main() -> None:
         make_model(folder / "model", options.shape)
         vocabulary = SHAPES[options.shape]["vocab_size"]
         make_tokens(folder / "tokens", options.rows * options.steps, vocabulary, options.classes)
-        base = BaseModelRecord(
-            name_or_path=str(folder / "model"),
-            revision=None,
-            trust_remote_code=False,
-            digest="random",
-            tokenizer_digest="random",
-            is_embedded=False,
-        )
+        base = random_base(folder / "model")
         for method in options.methods:
             precision = choose_precision(device, method=method)
             train = TrainParameters(

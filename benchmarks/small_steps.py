@@ -112,7 +112,8 @@ def profiled_host(name: str, wanted: bool) -> Iterator[None]:
 
 def run_ours(folder: Path, method: str, graphs: bool, options: argparse.Namespace, vocabulary: int) -> dict[str, Any]:
     """Train through ``run_training``."""
-    from lm_tuning.models.record import BaseModelRecord
+    from random_base import random_base
+
     from lm_tuning.parameters import TrainParameters
     from lm_tuning.runtime.device import describe_device
     from lm_tuning.runtime.precision import choose_precision
@@ -142,14 +143,7 @@ def run_ours(folder: Path, method: str, graphs: bool, options: argparse.Namespac
             cuda_graphs=graphs,
             trainer={"lr_scheduler_type": "constant"},
         ),
-        base=BaseModelRecord(
-            name_or_path=str(folder / "model"),
-            revision=None,
-            trust_remote_code=False,
-            digest="random",
-            tokenizer_digest="random",
-            is_embedded=False,
-        ),
+        base=random_base(folder / "model"),
         tokens_key="random",
         weights_dtype=precision.weights,
         compute_dtype=precision.compute,

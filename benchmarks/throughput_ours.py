@@ -112,7 +112,8 @@ def _write_tokens(folder: Path, work: Work, lengths: str, count: int) -> None:
 
 def _settings(work: Work, options: argparse.Namespace, model: Path, *, budget: int, rows_per_step: int) -> Any:
     """Return the settings of the training."""
-    from lm_tuning.models.record import BaseModelRecord
+    from random_base import random_base
+
     from lm_tuning.parameters import TrainParameters
     from lm_tuning.runtime.device import describe_device
     from lm_tuning.runtime.precision import choose_precision
@@ -132,14 +133,7 @@ def _settings(work: Work, options: argparse.Namespace, model: Path, *, budget: i
             compile={"auto": "auto", "yes": True, "no": False}[options.compile],
             trainer={"lr_scheduler_type": "constant"},
         ),
-        base=BaseModelRecord(
-            name_or_path=str(model),
-            revision=None,
-            trust_remote_code=False,
-            digest=f"random {work.shape}",
-            tokenizer_digest="random",
-            is_embedded=False,
-        ),
+        base=random_base(model, work.shape),
         tokens_key="random",
         task="sequence_classification" if work.num_classes else "causal_lm",
         label_map={f"class {index:03}": index for index in range(work.num_classes)} or None,
