@@ -7,7 +7,7 @@ padding share, peak memory, share of the card's peak, first and last loss. At th
 each peer at its best, and a row per run.
 
 * ``ours`` goes through ``run_training``, the code that ``kedro run --pipelines=train`` runs: packing, attention, loss,
-  compiling and all checks as they are by default.
+  compiling and all checks as they are by default; the head's loss is chosen as in a run of hours.
 * ``trainer`` is the plain Hugging Face Trainer: bfloat16, SDPA, fused AdamW, rows grouped by length and padded to the
   longest of a batch; ``liger`` is the same with Liger's kernels.
 * ``trl`` is TRL's SFTTrainer with Liger kernels; ``unsloth`` is the same trainer with Unsloth's model and kernels, as

@@ -28,6 +28,7 @@ def run_ours(work: Work, options: argparse.Namespace, *, started: float) -> dict
     from lm_tuning.runtime.backend import apply_backend
     from lm_tuning.training.run import TrainingPaths, run_training
 
+    _choose_as_in_a_long_run()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     apply_backend(tf32=True, flash_sdp=True, mem_efficient_sdp=True, reproducibility="fast", num_threads="auto")
     budget = options.budget or work.budget
@@ -77,6 +78,19 @@ def run_ours(work: Work, options: argparse.Namespace, *, started: float) -> dict
         "graphs_kept_from_before": counters["aot_autograd"]["autograd_cache_hit"],
         "findings": [finding["code"] for finding in result.health["findings"]],
     }
+
+
+def _choose_as_in_a_long_run() -> None:
+    """Let the head's loss be chosen as in a run of hours, of which these steps are to be a part.
+
+    A run this short would not wait for a faster kernel to be compiled.
+    """
+    import math
+
+    from lm_tuning.training.kernels import fast_path
+
+    choose = fast_path.choose_head_loss
+    fast_path.choose_head_loss = lambda *given, **named: choose(*given, **named | {"num_positions": math.inf})
 
 
 def _write_model(folder: Path, work: Work) -> None:

@@ -189,3 +189,30 @@ def test_on_a_gpu_a_row_at_a_time_gives_loss_and_gradients(vocabulary: int, smoo
     logits = torch.tensor([[1.0, float("nan"), 2.0]], device="cuda")
     nats, _ = row_kernel(logits, torch.tensor([0], device="cuda"), 0.0)
     assert bool(nats.isnan())  # what is not finite is found by the loss
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_row_at_a_time_can_be_recorded() -> None:
+    from lm_tuning.batching.row_kernel import row_kernel
+    from lm_tuning.runtime.cuda_graphs import recording_into
+
+    implementation = linear_loss.linear_sum_nats(torch.bfloat16, row_kernel, is_in_place=True)
+    random = torch.Generator(device="cuda").manual_seed(0)
+    hidden = torch.randn(300, 64, generator=random, device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(4096, 64, generator=random, device="cuda", requires_grad=True)
+    targets = torch.randint(4096, (300,), generator=random, device="cuda")
+
+    def run() -> tuple[torch.Tensor, ...]:
+        nats = implementation(hidden, weight, None, targets, 0.0)
+        return nats, *torch.autograd.grad(nats, [hidden, weight])
+
+    run()  # compiled before it is recorded
+    graph = torch.cuda.CUDAGraph()
+    with recording_into(graph):
+        recorded = run()
+    targets.copy_(torch.randint(4096, (300,), generator=random, device="cuda"))
+    targets[::5] = IGNORE_INDEX
+    graph.replay()
+    for one, other in zip(recorded, run(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)

@@ -49,3 +49,27 @@ def test_a_recording_that_fails_says_why_and_leaves_everything_as_it_was(with_st
         number.exponential_(generator=generator).add_(1)
     graph.replay()
     assert (number > 1).all()
+
+
+@pytest.mark.parametrize("shares_pool", [False, True])
+def test_memory_of_a_recording_that_failed_goes_back_to_the_device(shares_pool: bool) -> None:
+    size = 64 * 2**20
+    kept = torch.cuda.CUDAGraph()
+    with recording_into(kept):
+        number = torch.ones(4, device="cuda")
+    options = {"pool": kept.pool()} if shares_pool else {}
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="capturing"), recording_into(torch.cuda.CUDAGraph(), **options):
+            torch.empty(size, dtype=torch.uint8, device="cuda").sum().item()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() < before + size
+    # What was freed after the failure is handed back as well, and the pool's other graph still works.
+    ballast = torch.empty(size, dtype=torch.uint8, device="cuda")
+    del ballast
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < before + size
+    number.zero_()
+    kept.replay()
+    assert (number == 1).all()

@@ -24,7 +24,7 @@ PARITY = 2e-3
 GRADIENT_PARITY = 3e-2
 _TRIED_POSITIONS = 4096
 # The others count the targets on the host, for which they wait for the device.
-_RECORDABLE = ("PyTorch", "PyTorch compiled")
+_RECORDABLE = ("PyTorch", "PyTorch compiled", "Triton")
 # What compiling a kernel for the head takes, importing the compiler included, and what it saves of each logit: 3.6 ms
 # for 4,096 positions and a vocabulary of 49,152 tokens on an H200, 15.4 ms for one of 151,936 on an H100.
 _KERNEL_SECONDS = 6.0

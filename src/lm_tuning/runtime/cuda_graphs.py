@@ -22,9 +22,12 @@ def recording_into(
         **options: ``pool`` and ``stream`` of ``torch.cuda.graph``.
 
     Raises:
-        Exception: what ended the recording. The current stream is then what it was, and all generators draw again.
+        Exception: what ended the recording. The current stream is then what it was, all generators draw again, and
+            memory is handed out and back as before.
     """
     stream = torch.cuda.current_stream()
+    # Named here, since a graph does not tell its pool before its recording has ended.
+    options.setdefault("pool", torch.cuda.graph_pool_handle())
     failure: Exception | None = None
     # A tensor that the collector frees while recording would be freed within the graph.
     collects = gc.isenabled()
@@ -39,6 +42,7 @@ def recording_into(
     except Exception as error:
         # A recording that failed is not left: its stream stays the current one.
         torch.cuda.set_stream(stream)
+        _leave_pool(options["pool"])
         _repair_random_states(generators, options)
         # What ended the recording, not that it then could not be ended.
         raise failure or error from None
@@ -54,10 +58,27 @@ def _graph_of(graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator]
     return torch.cuda.graph(graph, capture_error_mode="thread_local", **options)
 
 
+def _leave_pool(pool: Any) -> None:
+    """End a failed recording's use of its memory pool.
+
+    PyTorch 2.11 raises before it comes to that. The allocator then takes a recording to be under way for good: it hands
+    no cached memory back to the device, and refuses the pool to the next recording.
+    """
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError as error:
+        if "not currently recording" not in str(error):
+            raise
+        return  # other versions have ended it themselves
+    # A graph that was not recorded to its end does not do this when it is deleted.
+    torch._C._cuda_releasePool(device, pool)
+
+
 def _repair_random_states(generators: Sequence[torch.Generator], options: dict[str, Any]) -> None:
     """Record next to nothing: a generator whose recording failed refuses to draw until another one has ended."""
     number = torch.zeros((), device="cuda")
-    # Not into the pool, which the recording that failed may have left in use.
+    # Into a pool of its own, which goes with this graph.
     stream = {name: value for name, value in options.items() if name == "stream"}
     with _graph_of(torch.cuda.CUDAGraph(), generators, stream):
         number.add_(1)
