@@ -7,7 +7,7 @@ the library's adapters. Each path changes one of these, the last all of them, an
 again`` repeats the plain path, and ``plain, split otherwise`` cuts each step into other micro-batches: what these two
 differ by is no path's doing.
 
-Rows are lines of the standard library's source, byte by byte, so that losses fall as they do on text. Weights are random
+Rows are lines of the standard library's source, byte by byte, so that losses fall as on text. Weights are random
 and labelled so in the results. In float32 TF32 is off.
 """
 

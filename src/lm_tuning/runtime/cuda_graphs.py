@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+# Recordings that failed. PyTorch's allocator of pinned memory cannot be told that they have ended, and asks each of
+# them at every further recording whether memory is for it: they must not be deleted. There are a few at most.
+_FAILED: list[torch.cuda.CUDAGraph] = []
+
 
 @contextmanager
 def recording_into(
@@ -19,7 +23,8 @@ def recording_into(
     Args:
         graph: an empty one.
         generators: of random numbers that the block draws from, beside the device's own.
-        **options: ``pool`` and ``stream`` of ``torch.cuda.graph``.
+        **options: ``pool`` and ``stream`` of ``torch.cuda.graph``. A pool takes no further recording after one that
+            failed; what was recorded into it before stays good.
 
     Raises:
         Exception: what ended the recording. The current stream is then what it was, all generators draw again, and
@@ -42,7 +47,7 @@ def recording_into(
     except Exception as error:
         # A recording that failed is not left: its stream stays the current one.
         torch.cuda.set_stream(stream)
-        _leave_pool(options["pool"])
+        _give_up(graph, options["pool"])
         _repair_random_states(generators, options)
         # What ended the recording, not that it then could not be ended.
         raise failure or error from None
@@ -58,12 +63,14 @@ def _graph_of(graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator]
     return torch.cuda.graph(graph, capture_error_mode="thread_local", **options)
 
 
-def _leave_pool(pool: Any) -> None:
+def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """End a failed recording's use of its memory pool.
 
     PyTorch 2.11 raises before it comes to that. The allocator then takes a recording to be under way for good: it hands
-    no cached memory back to the device, and refuses the pool to the next recording.
+    no cached memory back to the device.
     """
+    graph.reset()
+    _FAILED.append(graph)
     device = torch.cuda.current_device()
     try:
         torch._C._cuda_endAllocateToPool(device, pool)

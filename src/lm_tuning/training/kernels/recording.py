@@ -86,8 +86,12 @@ class CudaRecorder:
         # What is garbage now holds memory that the graph could have.
         gc.collect()
         graph = torch.cuda.CUDAGraph()
-        with recording_into(graph, pool=self._pool, stream=self._stream):
-            outputs = run()
+        try:
+            with recording_into(graph, pool=self._pool, stream=self._stream):
+                outputs = run()
+        except Exception:
+            self._pool = torch.cuda.graph_pool_handle()  # the other one takes no further recording
+            raise
         return _CudaRecording(graph, outputs, reference)
 
     def synchronize(self) -> None:
