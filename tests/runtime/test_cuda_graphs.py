@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lm_tuning.runtime.cuda_graphs import recording_into
-from lm_tuning.training.kernels.recording import CudaRecorder
+from lm_tuning.training.kernels.recording import CudaRecorder, Outputs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,13 +73,13 @@ def test_a_recorder_goes_on_after_a_recording_that_failed() -> None:
     number = torch.zeros(4, device="cuda")
     wanted = torch.ones(4, device="cuda")
 
-    def add() -> tuple[torch.Tensor]:
+    def add() -> Outputs:
         number.add_(wanted)
-        return (number,)
+        return [number]
 
-    def ask() -> tuple[torch.Tensor]:
+    def ask() -> Outputs:
         number.sum().item()
-        return (number,)
+        return [number]
 
     kept = recorder.record(add)
     for _ in range(2):
