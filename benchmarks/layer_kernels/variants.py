@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from lm_tuning.training.kernels.weight_copies import find_trained_products
+
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -338,6 +340,36 @@ def install_plain(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "lora_A"):
             module.forward = MethodType(forward, module)
+
+
+def install_returned_copies(model: Any) -> None:
+    """Let trained products read 16-bit copies, and give their float32 gradients to autograd, which adds them up."""
+    for module in list(find_trained_products(model)):
+        module.__dict__["bench_copy"] = torch.nn.Parameter(module.weight.detach().bfloat16(), requires_grad=False)
+        module.forward = MethodType(_returning_forward, module)
+
+
+def _returning_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+    flat = x.reshape(-1, x.shape[-1]).bfloat16()
+    return ReturningProduct.apply(flat, self.bench_copy, self.weight).view(*x.shape[:-1], -1)
+
+
+class ReturningProduct(torch.autograd.Function):
+    """A product over a copy whose weight gradient is float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, copy: Any, master: Any) -> Any:
+        """Multiply."""
+        ctx.save_for_backward(x, copy)
+        return linear(x, copy)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Return the gradients of input and master."""
+        x, copy = ctx.saved_tensors
+        across = gradient.t()
+        of_master = torch.mm(across, x, out_dtype=torch.float32) if x.is_cuda else (across @ x).float()
+        return gradient @ copy, None, of_master
 
 
 def install_liger(model: Any) -> None:

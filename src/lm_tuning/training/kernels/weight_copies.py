@@ -9,19 +9,26 @@ are rounded once less.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch.nn.functional import linear
 
 from lm_tuning.training.kernels.compiled_layers import find_layers
+from lm_tuning.wording import count_of
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from lm_tuning.training.settings import TrainingSettings
+
+# Only GPUs multiply 16 bits into float32, and only there passes over the weights are a part of a step worth saving.
+_DEVICES = ("cuda",)
+# Share of the memory left for activations that copies may take: smaller micro-batches cost more than casts.
+_MOST_OF_THE_REST = 0.25
+_GIB = 2**30
 
 _COPY = "_lm_tuning_copy"
 
@@ -50,6 +57,56 @@ class WeightCopies:
         """Cast every weight as it is now; needed before a step, since the last one has changed them."""
         with torch.no_grad():
             torch._foreach_copy_(self.copies, self.masters)
+
+
+def choose_weight_copies(model: torch.nn.Module, settings: TrainingSettings) -> tuple[WeightCopies | None, str]:
+    """Let products read copies where that saves time, and memory is left for them.
+
+    Args:
+        model: that is trained in full, frozen parts apart; changed in place where copies are made.
+        settings: of the training.
+
+    Returns:
+        The copies, ``None`` for none, and the reason in words.
+    """
+    products = list(find_trained_products(model))
+    reason = _why_not(settings, len(products)) or _describe_lack_of_memory(model, products, settings)
+    if reason is not None:
+        return None, f"no 16-bit copies, {reason}"
+    copies = install_weight_copies(model, getattr(torch, settings.compute_dtype))
+    return copies, (
+        f"{settings.compute_dtype} copies for {count_of(len(products), 'product')}, {copies.num_bytes / _GIB:.2f} GiB, "
+        "made once per step; their gradients are added up in float32 by the products"
+    )
+
+
+def _why_not(settings: TrainingSettings, num_products: int) -> str | None:
+    """Return what speaks against copies apart from their memory; ``None`` for nothing."""
+    reasons = {
+        f"since training runs on the {settings.device.upper()}": settings.device not in _DEVICES,
+        f"since products are made in {settings.compute_dtype}": settings.compute_dtype != "bfloat16",
+        "since no decoder layer has a plain product with float32 weights that are trained": not num_products,
+        "since several processes exchange gradients": torch.distributed.is_available()
+        and torch.distributed.is_initialized(),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _describe_lack_of_memory(model: torch.nn.Module, products: list[Any], settings: TrainingSettings) -> str | None:
+    """Return why copies would leave too little for activations; ``None`` where they would not."""
+    from lm_tuning.training.planning.memory import measure_model
+    from lm_tuning.training.planning.out_of_memory import read_memory
+
+    reading, held = read_memory(settings.device), measure_model(model, settings.train.trainer)
+    taken = held.weights + held.buffers + held.gradients + held.optimizer_state + reading.others
+    rest = settings.train.memory_fraction * reading.total - taken
+    wanted = sum(module.weight.numel() for module in products) * getattr(torch, settings.compute_dtype).itemsize
+    if wanted <= _MOST_OF_THE_REST * rest:
+        return None
+    return (
+        f"since copies of {wanted / _GIB:.2f} GiB would take more than a quarter of the {max(rest, 0) / _GIB:.2f} GiB "
+        "that weights, gradients and optimizer leave"
+    )
 
 
 def find_trained_products(model: torch.nn.Module) -> Iterator[Any]:
@@ -126,7 +183,7 @@ class _Product(torch.autograd.Function):
     """``x @ copy.t() + bias``, whose weight gradient is added to the master's."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917 - autograd hands them over by position
+    def forward(
         ctx: Any, x: torch.Tensor, copy: torch.Tensor, master: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         # (tokens, in), (out, in), the same, (out,) to (tokens, out)
@@ -163,9 +220,7 @@ def _give_gradients_now(gradient: torch.Tensor, x: torch.Tensor, copy: torch.Ten
 
 
 @torch.library.custom_op("lm_tuning::product", mutates_args=())
-def _product(
-    x: torch.Tensor, copy: torch.Tensor, master: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _product(x: torch.Tensor, copy: torch.Tensor, master: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return linear(x, copy, bias)
 
 
