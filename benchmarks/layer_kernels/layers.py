@@ -61,7 +61,7 @@ class Variant:
         inductor: settings of the compiler.
         functorch: settings of what is kept for the backward pass.
         dynamic: one graph for all numbers of tokens.
-        attention: ``varlen``, ``flex`` or the name of an implementation of flash attention.
+        attention: ``varlen``, ``flex``, ``cudnn`` or the name of an implementation of flash attention.
         join_full: groups of trained weights that are one product.
         autocast: whether products are cast by autocast.
     """
@@ -106,6 +106,7 @@ LORA = {
     "aggressive": Variant(inductor={"aggressive_fusion": True}),
     "fa3": Variant(attention="FA3"),
     "fa4": Variant(attention="FA4"),
+    "cudnn": Variant(attention="cudnn"),
     "liger": Variant(prepare=lambda model: (kinds.install_plain(model), kinds.install_liger(model))),
     "present-again": Variant(),
     # Slower on an H200, torch 2.11: kept to be tried again with other versions.
@@ -117,6 +118,7 @@ LORA = {
 FULL = {
     "copies": Variant(prepare=install_weight_copies),
     "copies-returned": Variant(prepare=kinds.install_returned_copies),
+    "cudnn": Variant(attention="cudnn"),
     "present-again": Variant(),
     "join-qkv": Variant(join_full=(("q_proj", "k_proj", "v_proj"),)),
     "join-all": Variant(join_full=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))),
@@ -159,6 +161,11 @@ class Case:
 
     def _change(self, inner: Any) -> None:
         variant = self.variant
+        if variant.attention == "cudnn":
+            from transformers import AttentionInterface
+
+            AttentionInterface.register("bench_cudnn", kinds.cudnn)
+            inner.set_attn_implementation("bench_cudnn")
         if variant.attention == "flex":
             from transformers import AttentionInterface
 
@@ -396,8 +403,7 @@ def compare(shape: str, method: str, options: argparse.Namespace) -> None:
             measure(name, variant, present, exact, (shape, method, options))
         # Whatever a compiler or a kernel raises, the next variant is tried.
         except Exception as error:
-            line = next(iter(str(error).strip().splitlines()), "")
-            say(f"  {name}: failed, {type(error).__name__}: {line[:300]}")
+            say(f"  {name}: failed, {type(error).__name__}: {' '.join(str(error).split())[:900]}")
         release()
 
 

@@ -404,6 +404,71 @@ def document_mask(bounds: torch.Tensor, tokens: int) -> Any:
     )
 
 
+@torch.library.custom_op("lm_tuning_bench::cudnn_rows", mutates_args=())
+def cudnn_rows(  # noqa: PLR0917
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend within rows by cuDNN; return results and what its backward pass needs, ``(tokens, heads, 1)``."""
+    found = torch.ops.aten._cudnn_attention_forward(
+        query, key, value, None, bounds, bounds, longest, longest, True, 0.0, True, False, scale=scale
+    )
+    return found[0], found[1]
+
+
+@cudnn_rows.register_fake
+def _(query: Any, key: Any, value: Any, *others: Any) -> Any:
+    return torch.empty_like(query), query.new_empty((*query.shape[:2], 1), dtype=torch.float32)
+
+
+@torch.library.custom_op("lm_tuning_bench::cudnn_rows_backward", mutates_args=())
+def cudnn_rows_backward(  # noqa: PLR0917
+    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+    spread: torch.Tensor, bounds: torch.Tensor, longest: int, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the gradients of query, key and value."""
+    state = torch.zeros(2, dtype=torch.int64, device=query.device)
+    return torch.ops.aten._cudnn_attention_backward(
+        gradient.contiguous(), query, key, value, out, spread, state[0], state[1], None, bounds, bounds, longest,
+        longest, 0.0, True, scale=scale,
+    )  # fmt: skip
+
+
+@cudnn_rows_backward.register_fake
+def _(gradient: Any, query: Any, key: Any, value: Any, *others: Any) -> Any:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep_for_cudnn(ctx: Any, inputs: Any, output: Any) -> None:
+    query, key, value, bounds, ctx.longest, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output, bounds)
+
+
+def _go_back_by_cudnn(ctx: Any, gradient: Any, _: Any) -> Any:
+    grads = cudnn_rows_backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.scale)
+    return *grads, None, None, None
+
+
+cudnn_rows.register_autograd(_go_back_by_cudnn, setup_context=_keep_for_cudnn)
+
+
+def cudnn(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    *,
+    scaling: Any = None,
+    cu_seq_lens_q: Any = None,
+    max_length_q: Any = None,
+    **others: Any,
+) -> Any:
+    """Attend within rows by cuDNN, which takes rows end to end without gaps."""
+    flat = [part.to(torch.bfloat16).transpose(1, 2).squeeze(0).contiguous() for part in (query, key, value)]
+    out, _ = cudnn_rows(*flat, cu_seq_lens_q, max_length_q, scaling)
+    return out.unsqueeze(0), None
+
+
 def flex(
     module: Any,
     query: Any,

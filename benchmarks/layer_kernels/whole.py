@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -163,7 +164,8 @@ def measure(use: set[str], options: argparse.Namespace) -> None:
     fast_path.choose_weight_copies = plain
     line = {name: figures[name] for name in ("memory_gb", "compile_seconds", "graphs", "findings")}
     steps = figures["steps"][options.skip : options.steps - 2 if options.kernels else None]
-    speed = sum(tokens for tokens, _ in steps) / sum(seconds for _, seconds in steps)
+    # The median: a host that is disturbed makes single steps longer.
+    speed = statistics.median(tokens / seconds for tokens, seconds in steps)
     took = [round(1000 * seconds) for _, seconds in figures["steps"]]
     sys.stdout.write(f"WHOLE {options.work} {sorted(use)} {speed:,.0f} tokens/s {json.dumps(line)}\n")
     sys.stdout.write(f"  ms of each step {took}\n  losses {figures['losses']}\n")

@@ -9,7 +9,8 @@ are rounded once less.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ _DEVICES = ("cuda",)
 # Share of the memory left for activations that copies may take: smaller micro-batches cost more than casts.
 _MOST_OF_THE_REST = 0.25
 _GIB = 2**30
+
+Give = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 _COPY = "_lm_tuning_copy"
 
@@ -70,7 +73,7 @@ def choose_weight_copies(model: torch.nn.Module, settings: TrainingSettings) -> 
         The copies, ``None`` for none, and the reason in words.
     """
     products = list(find_trained_products(model))
-    reason = _why_not(settings, len(products)) or _describe_lack_of_memory(model, products, settings)
+    reason = why_no_copies(settings, num_products=len(products)) or _describe_lack_of_memory(model, products, settings)
     if reason is not None:
         return None, f"no 16-bit copies, {reason}"
     copies = install_weight_copies(model, getattr(torch, settings.compute_dtype))
@@ -80,8 +83,13 @@ def choose_weight_copies(model: torch.nn.Module, settings: TrainingSettings) -> 
     )
 
 
-def _why_not(settings: TrainingSettings, num_products: int) -> str | None:
-    """Return what speaks against copies apart from their memory; ``None`` for nothing."""
+def why_no_copies(settings: TrainingSettings, *, num_products: int = 1) -> str | None:
+    """Return what speaks against copies apart from their memory; ``None`` for nothing.
+
+    Args:
+        settings: of a training of all weights.
+        num_products: that could read copies.
+    """
     reasons = {
         f"since training runs on the {settings.device.upper()}": settings.device not in _DEVICES,
         f"since products are made in {settings.compute_dtype}": settings.compute_dtype != "bfloat16",
@@ -175,7 +183,7 @@ def _forward(self: Any, x: torch.Tensor) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1]).to(copy.dtype)  # (tokens, in)
     bias = None if self.bias is None else self.bias.to(copy.dtype)  # (out,)
     # The compiler takes an operator as it is, and keeps its graphs; without it a function has less to do per call.
-    product = _product if torch.compiler.is_compiling() else _Product.apply
+    product: Any = _product if torch.compiler.is_compiling() else _Product.apply
     return product(flat, copy, self.weight, bias).view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
 
 
@@ -192,14 +200,12 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _backward(ctx, *gradients)
+        return _backward(ctx, *gradients, give=_give_gradients_now)
 
 
-def _backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    [gradient] = gradients  # (tokens, out)
+def _backward(ctx: Any, gradient: torch.Tensor, give: Give) -> tuple[torch.Tensor | None, ...]:
     x, copy = ctx.saved_tensors
-    of_bias = gradient.sum(dim=0) if ctx.needs_input_grad[3] else None
-    give = _give_gradients if torch.compiler.is_compiling() else _give_gradients_now
+    of_bias = gradient.sum(dim=0) if ctx.needs_input_grad[3] else None  # (tokens, out) to (out,)
     # The master's part is None: it has its gradient already.
     return give(gradient, x, copy), None, None, of_bias
 
@@ -246,4 +252,5 @@ def _set_up(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
     ctx.save_for_backward(x, copy)
 
 
-_product.register_autograd(_backward, setup_context=_set_up)
+# Not by asking whether something is compiled: PyTorch 2.11 says no while it traces this, and 2.13 yes.
+_product.register_autograd(functools.partial(_backward, give=_give_gradients), setup_context=_set_up)

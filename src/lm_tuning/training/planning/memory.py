@@ -16,7 +16,7 @@ import torch
 
 from lm_tuning.parameters.train import TrainerSettings
 from lm_tuning.parameters.trainer_arguments import DEFAULT_OPTIMIZER
-from lm_tuning.training.kernels.weight_copies import count_copy_bytes
+from lm_tuning.training.kernels.weight_copies import count_copy_bytes, why_no_copies
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.records import MemoryRow
 from lm_tuning.training.settings import TrainingSettings
@@ -207,6 +207,8 @@ def estimate_training(skeleton: Any, settings: TrainingSettings) -> TrainingEsti
         weights = (numel - in_linear) * weights_bytes + in_linear * train.qlora.bits / 8 * _QUANTIZED_OVERHEAD
     if train.method == "full":
         trained = [Parameter(tuple(each.shape), weights_bytes) for each in skeleton.parameters()]
+        if settings.weights_dtype == "float32" and why_no_copies(settings) is None:
+            weights += in_linear * _DTYPE_BYTES[settings.compute_dtype]
     else:
         adapted = [shape for name, shape in linear.items() if is_targeted(name, train.lora.target_modules)]
         trained = [Parameter((train.lora.r, side), _FLOAT32_BYTES) for shape in adapted for side in shape]
