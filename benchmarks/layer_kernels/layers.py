@@ -31,12 +31,12 @@ import torch  # noqa: E402
 import variants as kinds  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from variants import Form  # noqa: E402
+from weight_copies import install_copies  # noqa: E402
 
 from lm_tuning.batching import packed_attention  # noqa: E402
 from lm_tuning.models.structure import backbone_of, inner_model  # noqa: E402
 from lm_tuning.runtime.precision import autocast  # noqa: E402
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers  # noqa: E402
-from lm_tuning.training.kernels.weight_copies import install_weight_copies  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BEGAN = time.perf_counter()
@@ -61,7 +61,7 @@ class Variant:
         inductor: settings of the compiler.
         functorch: settings of what is kept for the backward pass.
         dynamic: one graph for all numbers of tokens.
-        attention: ``varlen``, ``flex``, ``cudnn`` or the name of an implementation of flash attention.
+        attention: ``varlen``, ``flex`` or the name of an implementation of flash attention.
         join_full: groups of trained weights that are one product.
         autocast: whether products are cast by autocast.
     """
@@ -106,7 +106,6 @@ LORA = {
     "aggressive": Variant(inductor={"aggressive_fusion": True}),
     "fa3": Variant(attention="FA3"),
     "fa4": Variant(attention="FA4"),
-    "cudnn": Variant(attention="cudnn"),
     "liger": Variant(prepare=lambda model: (kinds.install_plain(model), kinds.install_liger(model))),
     "present-again": Variant(),
     # Slower on an H200, torch 2.11: kept to be tried again with other versions.
@@ -116,9 +115,8 @@ LORA = {
     "autotune": Variant(inductor={"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON"}),
 }  # fmt: skip
 FULL = {
-    "copies": Variant(prepare=install_weight_copies),
-    "copies-returned": Variant(prepare=kinds.install_returned_copies),
-    "cudnn": Variant(attention="cudnn"),
+    "copies": Variant(prepare=lambda model: install_copies(model, adds=True)),
+    "copies-returned": Variant(prepare=lambda model: install_copies(model, adds=False)),
     "present-again": Variant(),
     "join-qkv": Variant(join_full=(("q_proj", "k_proj", "v_proj"),)),
     "join-all": Variant(join_full=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))),
@@ -161,11 +159,6 @@ class Case:
 
     def _change(self, inner: Any) -> None:
         variant = self.variant
-        if variant.attention == "cudnn":
-            from transformers import AttentionInterface
-
-            AttentionInterface.register("bench_cudnn", kinds.cudnn)
-            inner.set_attn_implementation("bench_cudnn")
         if variant.attention == "flex":
             from transformers import AttentionInterface
 
@@ -277,6 +270,13 @@ def make_inputs(tokens: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ profiles
 
 
+# What the profiler shows among kernels: ranges of compiled graphs, and those that the training opens.
+NOT_KERNELS = (
+    "Memset", "##", "Torch-Compiled", "CompiledFunction", "training step", "forward", "backward", "optimizer",
+    "Optimizer", "lm_tuning:",
+)  # fmt: skip
+
+
 def kind_of(kernel: str) -> str:
     """Return what a kernel does, by its name."""
     name = kernel.lower()
@@ -307,10 +307,7 @@ def profile(case: Case, layers: int, *, top: int) -> None:
 def describe_events(events: Any, layers: int, *, top: int) -> None:
     """Write where the time of profiled events goes, in milliseconds per layer."""
     device = [
-        e
-        for e in events
-        if e.device_type == torch.autograd.DeviceType.CUDA
-        and not e.name.startswith(("Memset", "##", "Torch-Compiled", "CompiledFunction"))
+        e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith(NOT_KERNELS)
     ]
     kinds_ms: dict[str, float] = defaultdict(float)
     kernels: dict[str, list[float]] = defaultdict(list)

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from lm_tuning.training.kernels.weight_copies import find_trained_products
-
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -342,36 +340,6 @@ def install_plain(model: Any) -> None:
             module.forward = MethodType(forward, module)
 
 
-def install_returned_copies(model: Any) -> None:
-    """Let trained products read 16-bit copies, and give their float32 gradients to autograd, which adds them up."""
-    for module in list(find_trained_products(model)):
-        module.__dict__["bench_copy"] = torch.nn.Parameter(module.weight.detach().bfloat16(), requires_grad=False)
-        module.forward = MethodType(_returning_forward, module)
-
-
-def _returning_forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-    flat = x.reshape(-1, x.shape[-1]).bfloat16()
-    return ReturningProduct.apply(flat, self.bench_copy, self.weight).view(*x.shape[:-1], -1)
-
-
-class ReturningProduct(torch.autograd.Function):
-    """A product over a copy whose weight gradient is float32."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, copy: Any, master: Any) -> Any:
-        """Multiply."""
-        ctx.save_for_backward(x, copy)
-        return linear(x, copy)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        """Return the gradients of input and master."""
-        x, copy = ctx.saved_tensors
-        across = gradient.t()
-        of_master = torch.mm(across, x, out_dtype=torch.float32) if x.is_cuda else (across @ x).float()
-        return gradient @ copy, None, of_master
-
-
 def install_liger(model: Any) -> None:
     """Return nothing; Liger's norms and feed-forward layers take the place of the model's."""
     from liger_kernel.transformers import apply_liger_kernel_to_qwen3
@@ -402,71 +370,6 @@ def document_mask(bounds: torch.Tensor, tokens: int) -> Any:
     return BlockMask.from_kv_blocks(
         count[None, None], order[None, None], BLOCK_SIZE=size, mask_mod=mask, seq_lengths=(tokens, tokens)
     )
-
-
-@torch.library.custom_op("lm_tuning_bench::cudnn_rows", mutates_args=())
-def cudnn_rows(  # noqa: PLR0917
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend within rows by cuDNN; return results and what its backward pass needs, ``(tokens, heads, 1)``."""
-    found = torch.ops.aten._cudnn_attention_forward(
-        query, key, value, None, bounds, bounds, longest, longest, True, 0.0, True, False, scale=scale
-    )
-    return found[0], found[1]
-
-
-@cudnn_rows.register_fake
-def _(query: Any, key: Any, value: Any, *others: Any) -> Any:
-    return torch.empty_like(query), query.new_empty((*query.shape[:2], 1), dtype=torch.float32)
-
-
-@torch.library.custom_op("lm_tuning_bench::cudnn_rows_backward", mutates_args=())
-def cudnn_rows_backward(  # noqa: PLR0917
-    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
-    spread: torch.Tensor, bounds: torch.Tensor, longest: int, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return the gradients of query, key and value."""
-    state = torch.zeros(2, dtype=torch.int64, device=query.device)
-    return torch.ops.aten._cudnn_attention_backward(
-        gradient.contiguous(), query, key, value, out, spread, state[0], state[1], None, bounds, bounds, longest,
-        longest, 0.0, True, scale=scale,
-    )  # fmt: skip
-
-
-@cudnn_rows_backward.register_fake
-def _(gradient: Any, query: Any, key: Any, value: Any, *others: Any) -> Any:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
-def _keep_for_cudnn(ctx: Any, inputs: Any, output: Any) -> None:
-    query, key, value, bounds, ctx.longest, ctx.scale = inputs
-    ctx.save_for_backward(query, key, value, *output, bounds)
-
-
-def _go_back_by_cudnn(ctx: Any, gradient: Any, _: Any) -> Any:
-    grads = cudnn_rows_backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.scale)
-    return *grads, None, None, None
-
-
-cudnn_rows.register_autograd(_go_back_by_cudnn, setup_context=_keep_for_cudnn)
-
-
-def cudnn(
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    *,
-    scaling: Any = None,
-    cu_seq_lens_q: Any = None,
-    max_length_q: Any = None,
-    **others: Any,
-) -> Any:
-    """Attend within rows by cuDNN, which takes rows end to end without gaps."""
-    flat = [part.to(torch.bfloat16).transpose(1, 2).squeeze(0).contiguous() for part in (query, key, value)]
-    out, _ = cudnn_rows(*flat, cu_seq_lens_q, max_length_q, scaling)
-    return out.unsqueeze(0), None
 
 
 def flex(

@@ -2,12 +2,11 @@
 
     python benchmarks/layer_kernels/whole.py 4b-lora [--use aug one-pass chunk=8192 ...] [--profile FOLDER]
 
-Each call is a process of its own, in which ``--beside`` is run first. What can be used:
+Each call is a process of its own. What can be used:
 
 * ``group``, ``aug``, ``jb``, ``one-pass``, ``fp8-row``, ``fp8-tensor``: adapters of layers that share their input in
   groups (see ``variants.py``), with LoRA;
 * ``join``: query, key and value as one product where all weights are trained; ``join-all``: gate and up, too;
-* ``plain-weights``: no 16-bit copies of weights that are trained;
 * ``flex``: flex attention with a mask of rows;
 * ``chunk=N``: positions of a chunk of the head's loss;
 * ``NAME=VALUE``: a setting of ``torch._inductor.config``.
@@ -119,10 +118,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=WORKS)
     parser.add_argument("--use", nargs="*", default=[])
-    parser.add_argument("--beside", nargs="*", help="what is used in a run before")
-    parser.add_argument(
-        "--kernels", type=int, default=0, help="kernels of a step that are listed; the last step but one"
-    )
+    parser.add_argument("--beside-plain", action="store_true", help="train as the product does before, in this process")
+    parser.add_argument("--kernels", type=int, default=0, help="kernels to list of the last step but one")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--skip", type=int, default=5)
     parser.add_argument("--micro-batches", type=int, default=2)
@@ -134,8 +131,9 @@ def main() -> None:
     options.works = [options.work]
     if options.kernels:
         watch_step(options.steps - 2, options.kernels)
-    for use in ([] if options.beside is None else [options.beside]) + [options.use]:
-        measure(set(use), options)
+    if options.beside_plain:
+        measure(set(), options)
+    measure(set(options.use), options)
     if options.profile:
         sys.stdout.write((options.profile / "profile.md").read_text()[:6000])
 
@@ -156,12 +154,8 @@ def measure(use: set[str], options: argparse.Namespace) -> None:
     if "flex" in use:
         use_flex()
     use_head(sizes)
-    plain = fast_path.choose_weight_copies
-    if "plain-weights" in use:
-        fast_path.choose_weight_copies = lambda *given: (None, "no 16-bit copies, as the command says")
     torch._dynamo.reset()
     figures = run_ours(WORKS[options.work], options, started=time.time())
-    fast_path.choose_weight_copies = plain
     line = {name: figures[name] for name in ("memory_gb", "compile_seconds", "graphs", "findings")}
     steps = figures["steps"][options.skip : options.steps - 2 if options.kernels else None]
     # The median: a host that is disturbed makes single steps longer.

@@ -29,7 +29,6 @@ from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
 from lm_tuning.training.kernels.recording import find_recorder
 from lm_tuning.training.kernels.step_graph import StepGraphs
-from lm_tuning.training.kernels.weight_copies import WeightCopies
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.planner import choose_batches, plans_on_device
@@ -198,7 +197,6 @@ class LoopSettings:
         replanner: splits the steps smaller when memory runs out.
         layers: decoder layers to compile at the first step; ``None`` for none.
         graphs: replays small steps from CUDA graphs; ``None`` runs all without.
-        copies: of weights, made anew at each step; ``None`` for none.
         compiled_planner: tries larger micro-batches once they are compiled; ``None`` keeps their size.
         first_loss: what step 1 must log; ``None`` skips the check.
         memory: kept up to date, so that running out of memory can be explained.
@@ -214,7 +212,6 @@ class LoopSettings:
     replanner: Replanner
     layers: CompiledLayers | None = None
     graphs: StepGraphs | None = None
-    copies: WeightCopies | None = None
     compiled_planner: CompiledPlanner | None = None
     on_checkpoint: Callable[[], object] = lambda: None
 

@@ -193,7 +193,6 @@ def _train_job(
                     replanner=Replanner(steps, memory, health, may_lower=job.may_split_again),
                     layers=fast.layers,
                     graphs=choose_graphs(job, ready, fast, health),
-                    copies=fast.copies,
                     compiled_planner=compiled_planner,
                     on_checkpoint=on_checkpoint,
                 ),

@@ -136,8 +136,6 @@ class StepPlanTrainer(KeepsCheckpoints, ReplaysSteps, GuardsUpdates, Trainer):
             model.train()
         if self.state.global_step == 0:
             self._add_or_stop(check_trained_parts(self.accelerator.unwrap_model(model), self.loop.job.settings))
-        if self.loop.copies is not None:
-            self.loop.copies.refresh()
         if self._batch is None and self.loop.layers is not None:
             self._compile(model, inputs)
         inputs = self.loop.replanner.split_again(inputs)

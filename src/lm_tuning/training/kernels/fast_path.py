@@ -25,7 +25,6 @@ from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
 from lm_tuning.training.kernels.recording import find_recorder
 from lm_tuning.training.kernels.step_graph import MIN_STEPS
-from lm_tuning.training.kernels.weight_copies import WeightCopies, choose_weight_copies, remove_weight_copies
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
@@ -55,14 +54,12 @@ class FastPath:
         facts: the choices and their reasons, for the health report.
         layers: decoder layers that run compiled; ``None`` for none.
         may_record: whether steps may be recorded in CUDA graphs; a step of the training decides.
-        copies: of the weights, which each step begins with making anew; ``None`` for none.
     """
 
     batching: Batching
     facts: dict[str, str] = field(default_factory=dict)
     layers: CompiledLayers | None = None
     may_record: bool = False
-    copies: WeightCopies | None = None
     _attention: str | None = None
 
     def undo(self, model: Any) -> None:
@@ -71,7 +68,6 @@ class FastPath:
         if self.layers is not None:
             self.layers.switch_off()
         remove_fused_lora(model)
-        remove_weight_copies(model)
         if self._attention is not None:
             inner_model(model).set_attn_implementation(self._attention)
 
@@ -110,8 +106,6 @@ def prepare_fast_path(
         fast.facts["adapters"] = (
             f"fused LoRA forward in {count_of(fused, 'layer')}" if fused else "the library's forward pass"
         )
-    else:
-        fast.copies, fast.facts["weights"] = choose_weight_copies(model, settings)
     if task.name == "causal_lm":
         # Tried as training runs it: what a kernel takes depends on the dtype that autocast gives it.
         with autocast(settings.device, settings.compute_dtype):
@@ -135,7 +129,6 @@ def prepare_fast_path(
 _NAMES = {
     "batching": "Batching",
     "adapters": "Adapters",
-    "weights": "Weights",
     "head_loss": "Loss of the head",
     "compile": "Compiled layers",
     "cuda_graphs": "CUDA graphs",

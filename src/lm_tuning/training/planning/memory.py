@@ -16,7 +16,6 @@ import torch
 
 from lm_tuning.parameters.train import TrainerSettings
 from lm_tuning.parameters.trainer_arguments import DEFAULT_OPTIMIZER
-from lm_tuning.training.kernels.weight_copies import count_copy_bytes, why_no_copies
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.records import MemoryRow
 from lm_tuning.training.settings import TrainingSettings
@@ -80,7 +79,6 @@ class ModelBytes:
         optimizer_state: what the optimizer keeps from step to step.
         optimizer_extra: what it holds besides while it makes a step, when activations are gone.
         buffers: what a model keeps beside its weights, such as rotary positions.
-        copies: 16-bit copies of weights that products read.
     """
 
     weights: int
@@ -88,7 +86,6 @@ class ModelBytes:
     optimizer_state: int
     optimizer_extra: int
     buffers: int = 0
-    copies: int = 0
 
 
 def measure_model(model: torch.nn.Module, trainer: TrainerSettings) -> ModelBytes:
@@ -111,7 +108,6 @@ def measure_model(model: torch.nn.Module, trainer: TrainerSettings) -> ModelByte
         optimizer_state=count_optimizer_state(trained, trainer),
         optimizer_extra=gradients if trainer.get("optim", DEFAULT_OPTIMIZER) in _COPYING else 0,
         buffers=sum(tensor.nbytes for tensor in model.buffers()),
-        copies=count_copy_bytes(model),
     )
 
 
@@ -207,8 +203,6 @@ def estimate_training(skeleton: Any, settings: TrainingSettings) -> TrainingEsti
         weights = (numel - in_linear) * weights_bytes + in_linear * train.qlora.bits / 8 * _QUANTIZED_OVERHEAD
     if train.method == "full":
         trained = [Parameter(tuple(each.shape), weights_bytes) for each in skeleton.parameters()]
-        if settings.weights_dtype == "float32" and why_no_copies(settings) is None:
-            weights += in_linear * _DTYPE_BYTES[settings.compute_dtype]
     else:
         adapted = [shape for name, shape in linear.items() if is_targeted(name, train.lora.target_modules)]
         trained = [Parameter((train.lora.r, side), _FLOAT32_BYTES) for shape in adapted for side in shape]
@@ -313,14 +307,12 @@ class MemoryParts:
             "gradients": held.gradients,
             "optimizer state": held.optimizer_state,
         }
-        if held.copies:
-            counted["16-bit copies"] = held.copies
         rows = [MemoryRow(part=part, bytes=size, source="counted") for part, size in counted.items()]
         if choice is None or choice.peak_memory_bytes is None:
             return [*rows, MemoryRow(part="activations", bytes=self.activations, source="estimated")]
         # A peak of compiled layers after a resume was measured with the optimizer's state in memory already.
         optimizer = held.optimizer_state if choice.compiled and plan.facts.get("peaks_hold_optimizer") else 0
-        fixed = held.weights + held.buffers + held.copies + held.gradients + optimizer
+        fixed = held.weights + held.buffers + held.gradients + optimizer
         activations = max(choice.peak_memory_bytes - fixed, 0)
         rows.append(MemoryRow(part="activations", bytes=activations, source="measured"))
         rest = (choice.predicted_total_bytes or 0) - sum(row["bytes"] for row in rows)

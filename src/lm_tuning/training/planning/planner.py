@@ -288,8 +288,6 @@ def _key(question: _Question) -> str:
             "lora": train.lora.model_dump() if train.method != "full" else {},
             "qlora": train.qlora.model_dump() if train.method == "qlora" else {},
             "freeze": train.freeze,
-            # Plans of full trainings from before there were copies of weights held less.
-            **({"weights": "copies"} if train.method == "full" else {}),
             "types": [settings.weights_dtype, settings.compute_dtype],
             "task": settings.task,
             "num_labels": len(settings.label_map or {}),

@@ -309,7 +309,7 @@ def try_budget(probe: BudgetProbe, answer: ProbeAnswer, point: ProbePoint, *, se
 
 def _with_optimizer(taken: int, held: ModelBytes) -> int:
     """Add the optimizer; what it needs while it makes a step takes the place of activations that are gone by then."""
-    stepping = held.weights + held.buffers + held.copies + held.gradients + held.optimizer_extra
+    stepping = held.weights + held.buffers + held.gradients + held.optimizer_extra
     return max(taken, stepping) + held.optimizer_state
 
 
