@@ -116,7 +116,7 @@ def write_work(folder: Path, shape: str, num_steps: int) -> None:
 
 @contextmanager
 def switched(route: Route) -> Iterator[None]:
-    """Put a path's kernels in place: the head's loss and the adapters have no parameter."""
+    """Switch a path's kernels on: the head's loss and the adapters have no parameter."""
     from lm_tuning.training.kernels import fast_path
 
     choose: Callable[..., Any] = fast_path.choose_head_loss

@@ -53,6 +53,7 @@ def run_ours(work: Work, options: argparse.Namespace, *, started: float) -> dict
     start_seconds = seconds - sum(row["seconds"] for row in result.efficiency)
     return {
         "tokens_per_second": sum(row["num_tokens"] for row in rows) / sum(row["seconds"] for row in rows),
+        "steps": [(row["num_tokens"], row["seconds"]) for row in result.efficiency],
         "padding": float(np.mean([row["padding_fraction"] for row in rows])),
         "memory_gb": max(row["peak_memory_bytes"] for row in rows) / 2**30,
         "losses": [round(next(row[key] for key in row if key.startswith("loss_")), 4) for row in result.steps],

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(PROJECT / "benchmarks"), str(PROJECT / "src"), str(PROJECT)]
 
-import throughput  # noqa: E402
+import throughput_works as throughput  # noqa: E402
 import torch  # noqa: E402
 
 from lm_tuning.batching.losses import chunk_positions, compiled_kernel, plain_kernel  # noqa: E402

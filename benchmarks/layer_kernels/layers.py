@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import inspect
 import itertools
 import statistics
 import sys
@@ -27,17 +26,17 @@ HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(PROJECT / "benchmarks"), str(PROJECT / "src"), str(PROJECT)]
 
-import throughput  # noqa: E402
+import throughput_works as throughput  # noqa: E402
 import torch  # noqa: E402
 import variants as kinds  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from variants import Form  # noqa: E402
+from weight_copies import install_copies  # noqa: E402
 
 from lm_tuning.batching import packed_attention  # noqa: E402
 from lm_tuning.models.structure import backbone_of, inner_model  # noqa: E402
 from lm_tuning.runtime.precision import autocast  # noqa: E402
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers  # noqa: E402
-from lm_tuning.training.kernels.fast_path import install_fused_lora  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BEGAN = time.perf_counter()
@@ -57,6 +56,7 @@ class Variant:
 
     Attributes:
         form: of grouped products; ``None`` leaves the product's layers.
+        groups: names of layers that are grouped.
         prepare: changes the model further.
         inductor: settings of the compiler.
         functorch: settings of what is kept for the backward pass.
@@ -67,6 +67,7 @@ class Variant:
     """
 
     form: Form | None = None
+    groups: Any = kinds.GROUPS
     prepare: Callable[[Any], object] | None = None
     inductor: dict[str, Any] = field(default_factory=dict)
     functorch: dict[str, Any] = field(default_factory=dict)
@@ -76,12 +77,11 @@ class Variant:
     autocast: bool = True
 
 
-# The product's own grouping, where it has one.
-SHARE = {"share_inputs": True} if "share_inputs" in inspect.signature(install_fused_lora).parameters else {}
 Q, G = 3, 2  # members of a group: query, key and value; gate and up
+ALONE = tuple((name,) for names in kinds.GROUPS for name in names)
 LORA = {
-    "product": Variant(prepare=lambda model: install_fused_lora(model, **SHARE)),
-    "in-place": Variant(Form(in_place=True)),
+    "product": Variant(Form(), groups=ALONE),
+    "in-place": Variant(Form(in_place=True), groups=ALONE),
     "1pass": Variant(Form(one_pass=True, in_place=True)),
     "aug": Variant(Form(join_forward=(Q,), augment=(Q, G), in_place=True)),
     "aug-1pass": Variant(Form(join_forward=(Q,), augment=(Q, G), one_pass=True, in_place=True)),
@@ -115,6 +115,8 @@ LORA = {
     "autotune": Variant(inductor={"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON"}),
 }  # fmt: skip
 FULL = {
+    "copies": Variant(prepare=lambda model: install_copies(model, adds=True)),
+    "copies-returned": Variant(prepare=lambda model: install_copies(model, adds=False)),
     "present-again": Variant(),
     "join-qkv": Variant(join_full=(("q_proj", "k_proj", "v_proj"),)),
     "join-all": Variant(join_full=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))),
@@ -165,7 +167,7 @@ class Case:
             bounds = self.inputs["cu_seq_lens_q"]
             self.inputs["block_mask"] = kinds.document_mask(bounds, self.inputs["input_ids"].shape[1])
         if variant.form is not None:
-            self.groups = kinds.install_groups(self.model, variant.form)
+            self.groups = kinds.install_groups(self.model, variant.form, variant.groups)
         elif variant.join_full is not None:
             self.groups = kinds.install_groups(self.model, None, variant.join_full)
         elif self.method == "lora" and variant.prepare is None:
@@ -189,16 +191,17 @@ class Case:
         """Forget gradients."""
         self.model.zero_grad(set_to_none=True)
 
-    def timed(self, turns: int) -> list[float]:
-        """Return milliseconds of some iterations."""
+    def timed(self, turns: int, *, in_a_row: int = 1) -> list[float]:
+        """Return milliseconds of some iterations; gradients of those in a row are added up."""
         found = []
         for _ in range(turns):
             self.clear()
             synchronize()
             began = time.perf_counter()
-            self.run()
+            for _ in range(in_a_row):
+                self.run()
             synchronize()
-            found.append(1000 * (time.perf_counter() - began))
+            found.append(1000 * (time.perf_counter() - began) / in_a_row)
         return found
 
 
@@ -267,6 +270,13 @@ def make_inputs(tokens: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ profiles
 
 
+# What the profiler shows among kernels: ranges of compiled graphs, and those that the training opens.
+NOT_KERNELS = (
+    "Memset", "##", "Torch-Compiled", "CompiledFunction", "training step", "forward", "backward", "optimizer",
+    "Optimizer", "lm_tuning:",
+)  # fmt: skip
+
+
 def kind_of(kernel: str) -> str:
     """Return what a kernel does, by its name."""
     name = kernel.lower()
@@ -291,9 +301,13 @@ def profile(case: Case, layers: int, *, top: int) -> None:
     with record(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as found:
         case.run()
         synchronize()
-    events = found.events()
+    describe_events(found.events(), layers, top=top)
+
+
+def describe_events(events: Any, layers: int, *, top: int) -> None:
+    """Write where the time of profiled events goes, in milliseconds per layer."""
     device = [
-        e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith(("Memset", "##"))
+        e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith(NOT_KERNELS)
     ]
     kinds_ms: dict[str, float] = defaultdict(float)
     kernels: dict[str, list[float]] = defaultdict(list)
@@ -370,7 +384,7 @@ def compare(shape: str, method: str, options: argparse.Namespace) -> None:
     present = Case(shape, method, options, Variant())
     wanted = describe(*errors(present, exact))
     present.timed(3)
-    alone = statistics.median(present.timed(options.turns)) / options.layers
+    alone = statistics.median(present.timed(options.turns, in_a_row=options.micro_batches)) / options.layers
     say(f"{shape} {method} {options.tokens} tokens, {options.layers} layers: present {alone:.3f} ms per layer, "
         f"{peak(present):.2f} GB, compiled in {time.perf_counter() - began:.0f} s; {wanted}")  # fmt: skip
     if DEVICE == "cuda":
@@ -386,8 +400,7 @@ def compare(shape: str, method: str, options: argparse.Namespace) -> None:
             measure(name, variant, present, exact, (shape, method, options))
         # Whatever a compiler or a kernel raises, the next variant is tried.
         except Exception as error:
-            line = next(iter(str(error).strip().splitlines()), "")
-            say(f"  {name}: failed, {type(error).__name__}: {line[:300]}")
+            say(f"  {name}: failed, {type(error).__name__}: {' '.join(str(error).split())[:900]}")
         release()
 
 
@@ -410,8 +423,8 @@ def measure(name: str, variant: Variant, present: Case, exact: Any, what: Any) -
         ours: list[float] = []
         theirs: list[float] = []
         for _ in range(options.rounds):
-            theirs += present.timed(options.turns)
-            ours += case.timed(options.turns)
+            theirs += present.timed(options.turns, in_a_row=options.micro_batches)
+            ours += case.timed(options.turns, in_a_row=options.micro_batches)
         before, after = (statistics.median(times) / options.layers for times in (theirs, ours))
         say(f"  {name}: {before:.3f} -> {after:.3f} ms per layer ({before - after:+.3f}, {before / after:.3f} x), "
             f"{peak(case):.2f} GB, {graphs} graphs, {took:.0f} s; {found}")  # fmt: skip
@@ -438,6 +451,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--turns", type=int, default=4, help="iterations in a row")
     parser.add_argument("--rounds", type=int, default=4, help="how often both are measured in turn")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of a step: their gradients are added up")
     parser.add_argument("--top", type=int, default=14, help="kernels that are listed")
     parser.add_argument("--only", nargs="*", help="names of variants")
     parser.add_argument("--profile", nargs="*", default=["all"], help="variants that are profiled, or all")

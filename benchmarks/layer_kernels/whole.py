@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ sys.path[:0] = [str(HERE), str(PROJECT / "benchmarks"), str(PROJECT / "src"), st
 
 import torch  # noqa: E402
 import variants as kinds  # noqa: E402
+from layers import describe_events  # noqa: E402
 from throughput_ours import run_ours  # noqa: E402
 from throughput_works import WORKS  # noqa: E402
 
@@ -116,6 +118,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=WORKS)
     parser.add_argument("--use", nargs="*", default=[])
+    parser.add_argument("--beside-plain", action="store_true", help="train as the product does before, in this process")
+    parser.add_argument("--kernels", type=int, default=0, help="kernels to list of the last step but one")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--skip", type=int, default=5)
     parser.add_argument("--micro-batches", type=int, default=2)
@@ -125,7 +129,17 @@ def main() -> None:
     options = parser.parse_args()
     options.lengths, options.plan, options.plans, options.batching = "report", False, None, "auto"
     options.works = [options.work]
-    use = set(options.use)
+    if options.kernels:
+        watch_step(options.steps - 2, options.kernels)
+    if options.beside_plain:
+        measure(set(), options)
+    measure(set(options.use), options)
+    if options.profile:
+        sys.stdout.write((options.profile / "profile.md").read_text()[:6000])
+
+
+def measure(use: set[str], options: argparse.Namespace) -> None:
+    """Train with what is used, and print speed and losses."""
     settings = dict(entry.split("=", 1) for entry in use if "=" in entry)
     sizes = [int(settings.pop("chunk"))] if "chunk" in settings else []
     for name, value in settings.items():
@@ -140,12 +154,41 @@ def main() -> None:
     if "flex" in use:
         use_flex()
     use_head(sizes)
+    torch._dynamo.reset()
     figures = run_ours(WORKS[options.work], options, started=time.time())
-    line = {name: figures[name] for name in ("tokens_per_second", "memory_gb", "compile_seconds", "graphs", "findings")}
-    sys.stdout.write(f"WHOLE {options.work} {sorted(use)} {json.dumps(line)}\n  losses {figures['losses']}\n")
+    line = {name: figures[name] for name in ("memory_gb", "compile_seconds", "graphs", "findings")}
+    steps = figures["steps"][options.skip : options.steps - 2 if options.kernels else None]
+    # The median: a host that is disturbed makes single steps longer.
+    speed = statistics.median(tokens / seconds for tokens, seconds in steps)
+    took = [round(1000 * seconds) for _, seconds in figures["steps"]]
+    sys.stdout.write(f"WHOLE {options.work} {sorted(use)} {speed:,.0f} tokens/s {json.dumps(line)}\n")
+    sys.stdout.write(f"  ms of each step {took}\n  losses {figures['losses']}\n")
     sys.stdout.write(f"  {figures['fast_path']} {figures['compile_failure'] or ''}\n")
-    if options.profile:
-        sys.stdout.write((options.profile / "profile.md").read_text()[:6000])
+    sys.stdout.flush()
+
+
+def watch_step(index: int, top: int) -> None:
+    """Profile one step, from its beginning to that of the next one, and write where its time goes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from lm_tuning.training.trainer import StepPlanTrainer
+
+    plain = StepPlanTrainer.training_step
+    running: list[Any] = []
+
+    def step(self: Any, model: Any, inputs: Any, count: Any = None) -> Any:
+        if inputs.step == index and torch.cuda.is_available():
+            running.append(profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True))
+            running[0].start()
+        elif running:
+            found = running.pop()
+            torch.cuda.synchronize()
+            found.stop()
+            sys.stdout.write("  a step:\n")
+            describe_events(found.events(), 1, top=top)
+        return plain(self, model, inputs, count)
+
+    StepPlanTrainer.training_step = step
 
 
 if __name__ == "__main__":
