@@ -4,7 +4,7 @@
 
 The plain path is what a Trainer does: padded rows, every operation launched by itself, plain cross-entropy in chunks,
 the library's adapters. Each path changes one of these, the last all of them, and goes through ``run_training``. ``plain
-again`` repeats the plain path, and ``plain, split otherwise`` cuts each step into other micro-batches: what these two
+again`` repeats the plain path, and ``plain, split otherwise`` splits each step into other micro-batches: what these two
 differ by is no path's doing.
 
 Rows are lines of the standard library's source, byte by byte, so that losses fall as on text. Weights are random
