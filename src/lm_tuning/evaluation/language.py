@@ -24,6 +24,7 @@ from lm_tuning.evaluation.base import (
     measure_model,
     stage_base_evaluation,
 )
+from lm_tuning.evaluation.quantized import check_quantized, compare_quantized, measure_quantized
 from lm_tuning.evaluation.records import (
     LanguageAnswer,
     LanguageEvaluation,
@@ -31,11 +32,13 @@ from lm_tuning.evaluation.records import (
     LanguageImprovement,
     LanguageSample,
 )
+from lm_tuning.generation.describe import describe_generation
 from lm_tuning.generation.generate import collect_prompts
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import location_of
 from lm_tuning.models.structure import check_answer_room
 from lm_tuning.models.tuned import attach_adapter, load_base, load_tuned
+from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.storage.folders import StagedFolder
 from lm_tuning.text.decoding import decode
 
@@ -56,7 +59,7 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         task=job.tuning["task"],
         base=[base["digest"], base["tokenizer_digest"], job.tuning["quantization"]],
         rows=[job.tokens_key, job.split, settings.seed, evaluate.max_loss_rows, evaluate.num_generate_rows],
-        answers=[evaluate.max_new_tokens, evaluate.num_beams],
+        answers=_deciding(evaluate.generation, settings.seed),
         # What decides the last digits. Only a graphics card has TF32, so elsewhere the switch makes no other key.
         precision=[
             settings.device,
@@ -72,12 +75,13 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         stored = job.base_cache.find(key) or _stage(job, key, None)
         figures = NOTHING_MEASURED.figures([])[0]
         return Comparison(_describe(job, 0, figures, figures, samples=[]), [], ANSWER_COLUMNS, stored)
+    check_quantized(job)
     where = location_of(base)
     tokenizer = load_tokenizer(**where)
     rows = choose_held_out(job, tokenizer)
     # By the config alone, before minutes go into the loss of the base model.
     if rows.prompts:
-        check_answer_room(read_config(**where), max_new_tokens=evaluate.max_new_tokens)
+        check_answer_room(read_config(**where), max_new_tokens=evaluate.generation.max_new_tokens)
     logger.info(
         "Evaluating on %d of %d %s rows, answering %d.",
         len(rows.loss_rows),
@@ -101,16 +105,45 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         )
     ]
     answers = [
-        LanguageAnswer(**sample, base_rouge_l=base_score, tuned_rouge_l=tuned_score)
-        for sample, base_score, tuned_score in zip(samples, base_rouge, tuned_rouge, strict=True)
+        LanguageAnswer(
+            **sample,
+            base_rouge_l=base_rouge[index],
+            tuned_rouge_l=tuned_rouge[index],
+            base_finish_reason=before.finish_reasons[index] if before.finish_reasons else None,
+            tuned_finish_reason=after.finish_reasons[index],
+            base_log_prob=before.log_probs[index] if before.log_probs else None,
+            tuned_log_prob=after.log_probs[index],
+        )
+        for index, sample in enumerate(samples)
     ]
     shown = [samples[index] for index in choose_rows(len(samples), evaluate.num_samples, settings.seed)]
     result = _describe(job, before.loss.num_rows, base_figures, tuned_figures, samples=shown)
-    num_beams = evaluate.num_beams
-    result["generation"] = "greedy" if num_beams == 1 else f"beam search with {num_beams} beams"
+    result["generation"] = describe_generation(evaluate.generation, seed=settings.seed)
+    if evaluate.quantization != "none":
+        quantized = measure_quantized(job, tokenizer, rows, has_own_ends=_has_own_ends(job))
+        _free_memory(settings.device)
+        result["quantized"] = compare_quantized(
+            evaluate.quantization,
+            figures=(tuned_figures, quantized.figures(rows.references)[0]),
+            usage=(after.usage, quantized.usage),
+        )
     if not rows.prompts:
         result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
     return Comparison(result, answers, ANSWER_COLUMNS, stored)
+
+
+def _deciding(generation: GenerationParameters, seed: int) -> list[object]:
+    """Return what decides answers, for a key."""
+    deciding: list[object] = [generation.max_new_tokens, generation.num_beams]
+    # Left out where it is as it always was, so that what earlier versions measured is found again.
+    further = {
+        name: value
+        for name, value in generation.model_dump(exclude_defaults=True).items()
+        if name not in ("max_new_tokens", "num_beams", "seed")
+    }
+    if generation.do_sample:
+        further["seed"] = seed if generation.seed is None else generation.seed
+    return [*deciding, *([further] if further else [])]
 
 
 def _explain_no_answers(num_generate_rows: int) -> str:
@@ -172,12 +205,15 @@ def _measure_both(
     else:
         # The adapter goes into the base that is loaded already, which is no base any more from here on.
         tuned_model = attach_adapter(load() if base_model is None else base_model, job.tuned_folder)
-    # Models that an earlier version has tuned were stored with the settings of their base.
-    has_own_ends = tuning.get("stop_token_ids") is not None
-    after = measure_model(job, tuned_model, tokenizer, rows, name="tuned model", has_own_ends=has_own_ends)
+    after = measure_model(job, tuned_model, tokenizer, rows, name="tuned model", has_own_ends=_has_own_ends(job))
     del base_model, tuned_model
     _free_memory(settings.device)
     return before, after, stored
+
+
+def _has_own_ends(job: EvaluationJob) -> bool:
+    # Models that an earlier version has tuned were stored with the settings of their base.
+    return job.tuning.get("stop_token_ids") is not None
 
 
 def _stage(job: EvaluationJob, key: str, measurement: Measurement | None) -> StagedFolder:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from lm_tuning.generation.answers import FinishReason
+
 
 class LossRecord(TypedDict):
     """A held-out loss as the sums that it is made of, see ``HeldOutLoss``."""
@@ -23,6 +25,9 @@ class MeasurementRecord(TypedDict):
 
     loss: LossRecord
     answers: list[str]
+    # Not there where an earlier version measured.
+    finish_reasons: NotRequired[list[FinishReason]]
+    log_probs: NotRequired[list[float | None]]
 
 
 class ClassRowsRecord(TypedDict):
@@ -65,10 +70,37 @@ class LanguageSample(TypedDict):
 
 
 class LanguageAnswer(LanguageSample):
-    """A sample with the ROUGE-L of both answers."""
+    """A sample with the ROUGE-L of both answers, why they ended, and the logarithms of their probabilities."""
 
     base_rouge_l: float
     tuned_rouge_l: float
+    # None where nobody knows: beam search tells no probabilities, and earlier versions noted none of this.
+    base_finish_reason: FinishReason | None
+    tuned_finish_reason: FinishReason | None
+    base_log_prob: float | None
+    tuned_log_prob: float | None
+
+
+class ModelUsage(TypedDict):
+    """What one model took: memory in bytes, tokens per second; ``None`` where there was nothing to do."""
+
+    weights_bytes: int
+    loss_tokens_per_second: float | None
+    answer_tokens_per_second: float | None
+
+
+class QuantizedEvaluation(TypedDict):
+    """The tuned model with its weights in fewer bits, against itself as it was trained."""
+
+    quantization: Literal["int8", "nf4"]
+    figures: LanguageFigures
+    usage: ModelUsage
+    unquantized_usage: ModelUsage
+    # By how much the loss rose, as a share of the one as trained; by how much ROUGE-L rose.
+    nats_per_token_rise_fraction: float | None
+    rouge_l_difference: float | None
+    weights_bytes_fraction: float
+    answer_speed_factor: float | None
 
 
 class ClassFigures(TypedDict):
@@ -171,6 +203,8 @@ class LanguageEvaluation(EvaluationContext):
     generation: NotRequired[str]
     # Why no row was answered; missing where some were.
     no_answers: NotRequired[str]
+    # Missing where evaluate.quantization is none.
+    quantized: NotRequired[QuantizedEvaluation]
 
 
 class ClassEvaluation(EvaluationContext):
