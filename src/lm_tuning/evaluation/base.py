@@ -27,6 +27,7 @@ from lm_tuning.evaluation.records import (
 )
 from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.evaluation.statistics.row_scores import tabulate_rows
 from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, generate_answers, own_first_id
 from lm_tuning.models.record import TuningRecord
@@ -58,6 +59,8 @@ class EvaluationJob:
         table: its rows.
         base_cache: where measurements of base models are kept.
         on_progress: told the rows done.
+        history: where the row scores of earlier models are kept; ``None`` keeps and compares with none.
+        output: name of the result folders, which later runs name this one by.
     """
 
     settings: EvaluationSettings
@@ -69,6 +72,8 @@ class EvaluationJob:
     table: TokenTable
     base_cache: FolderStore
     on_progress: OnProgress
+    history: Path | None = None
+    output: str = ""
 
     @property
     def skipped(self) -> str | None:
@@ -100,6 +105,11 @@ class Comparison:
         from pandas import DataFrame
 
         return DataFrame(self.answers, columns=list(self.columns))
+
+    def row_scores(self) -> DataFrame:
+        """Return the score of each row under both models, in the columns of ``row_scores.COLUMNS``."""
+        digests = self.result["model_digests"]
+        return tabulate_rows(self.scored, base_digest=digests["base"], tuned_digest=digests["tuned"])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from lm_tuning.evaluation.statistics.records import (
+    EarlierRunRecord,
+    GateCount,
+    GateRecord,
+    ScoreMetrics,
+    ScoreRecord,
+)
+
 
 class LossRecord(TypedDict):
     """A held-out loss as the sums that it is made of, see ``HeldOutLoss``."""
@@ -144,6 +152,13 @@ class ClassSample(TypedDict):
     probability: float
 
 
+class ModelDigests(TypedDict):
+    """What names the weights of both models."""
+
+    base: str
+    tuned: str
+
+
 class EvaluationContext(TypedDict):
     """What every result says of the models and rows that were compared."""
 
@@ -154,6 +169,14 @@ class EvaluationContext(TypedDict):
     warnings: list[str]
     # Why nothing was measured. All figures are missing then.
     skipped: str | None
+    # How sure the scores are; the first of them is the one of the verdict. See evaluation/conclusion.py.
+    model_digests: NotRequired[ModelDigests]
+    verdict: NotRequired[str]
+    scores: NotRequired[list[ScoreRecord]]
+    intervals: NotRequired[dict[str, ScoreMetrics]]
+    earlier_run: NotRequired[EarlierRunRecord | None]
+    gate: NotRequired[list[GateRecord]]
+    gate_bounds: NotRequired[GateCount]
 
 
 class LanguageEvaluation(EvaluationContext):
