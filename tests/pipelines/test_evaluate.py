@@ -19,6 +19,7 @@ from transformers import LlamaForCausalLM
 
 from lm_tuning.datasets import (
     CSVDataset,
+    FolderDataset,
     FolderStoreDataset,
     JSONDataset,
     ModelFolderDataset,
@@ -49,6 +50,10 @@ def make_catalog(project: Path, **evaluate: Any) -> DataCatalog:
             "tokenized_examples": StoredFolderDataset(filepath=str(project / "tokens")),
             "base_evaluation_cache": FolderStoreDataset(filepath=str(project / "base_evaluation")),
             "base_evaluation": StoredFolderDataset(filepath=str(project / "base_evaluation")),
+            "evaluation_history": FolderDataset(filepath=str(project / "history")),
+            "evaluation_page": TextDataset(filepath=str(project / "evaluation.html")),
+            "evaluation_row_scores": CSVDataset(filepath=str(project / "row_scores.csv")),
+            "params:output": MemoryDataset("mine"),
             "evaluation": JSONDataset(filepath=str(project / "evaluation.json")),
             "evaluation_report": TextDataset(filepath=str(project / "evaluation.md")),
             "evaluation_samples": CSVDataset(filepath=str(project / "samples.csv")),

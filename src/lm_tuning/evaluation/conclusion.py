@@ -18,7 +18,8 @@ from lm_tuning.evaluation.statistics.earlier_runs import (
 from lm_tuning.evaluation.statistics.gate import check_gate, count_gate
 from lm_tuning.evaluation.statistics.outcomes import judge_scores, score_metrics, write_verdict
 from lm_tuning.evaluation.statistics.records import EarlierRunRecord
-from lm_tuning.models.tuned import digest_weights
+from lm_tuning.models.tuned import LABELS_NAME
+from lm_tuning.storage.digests import digest_files, digest_values
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,16 @@ def conclude(compared: Comparison, job: EvaluationJob) -> None:
     _log(compared)
 
 
+def digest_weights(folder: Path) -> str:
+    """Return what names the weights of a tuned model, its label map included: equal models have equal digests.
+
+    Args:
+        folder: adapter or full weights.
+    """
+    paths = sorted([*folder.glob("*.safetensors"), *folder.glob("adapter_config.json"), *folder.glob(LABELS_NAME)])
+    return digest_values([[path.name, digest] for path, digest in zip(paths, digest_files(paths), strict=True)])
+
+
 def _compare_with_earlier(compared: Comparison, job: EvaluationJob, model_digest: str) -> EarlierRunRecord | None:
     """Compare with the best earlier model on the same data, and keep this one for later ones."""
     if job.history is None or job.split is None or not compared.scored:
@@ -70,8 +81,6 @@ def _log(compared: Comparison) -> None:
     earlier = result["earlier_run"]
     if earlier is not None:
         main = result["scores"][0]
-        logger.info(
-            "%s", write_earlier(earlier, title=main["title"], higher_is_better=main["higher_is_better"])
-        )
+        logger.info("%s", write_earlier(earlier, title=main["title"], higher_is_better=main["higher_is_better"]))
     for bound in result.get("gate", []):
         logger.log(logging.INFO if bound["is_reached"] else logging.WARNING, "%s", bound["message"])

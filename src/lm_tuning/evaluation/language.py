@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lm_tuning.batching.held_out_loss import choose_rows
+from lm_tuning.evaluation.answer_analysis import analyse_answers, answered_rows
 from lm_tuning.evaluation.base import (
     MEASUREMENT_NAME,
     NOTHING_MEASURED,
@@ -31,6 +32,7 @@ from lm_tuning.evaluation.records import (
     LanguageImprovement,
     LanguageSample,
 )
+from lm_tuning.evaluation.statistics.scored_rows import mean_of_rows
 from lm_tuning.generation.generate import collect_prompts
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import location_of
@@ -110,7 +112,17 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     result["generation"] = "greedy" if num_beams == 1 else f"beam search with {num_beams} beams"
     if not rows.prompts:
         result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
-    return Comparison(result, answers, ANSWER_COLUMNS, stored)
+    row_ids = [prompt.row_id for prompt in rows.prompts]
+    rouge = [
+        mean_of_rows("rouge_l", each, row_ids, title="ROUGE-L", unit="0 to 1") for each in (base_rouge, tuned_rouge)
+    ]
+    scored = {"rouge_l": (rouge[0], rouge[1])} if rows.prompts else {}
+    result.update(
+        analyse_answers(
+            answered_rows(answers), scored, table=job.table, tokenizer=tokenizer, num_samples=evaluate.num_samples
+        )
+    )
+    return Comparison(result, answers, ANSWER_COLUMNS, stored, scored)
 
 
 def _explain_no_answers(num_generate_rows: int) -> str:

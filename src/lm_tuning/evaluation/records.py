@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from lm_tuning.evaluation.analysis_records import AnalysisRecord
 from lm_tuning.evaluation.statistics.records import (
     EarlierRunRecord,
     GateCount,
@@ -179,8 +180,8 @@ class EvaluationContext(TypedDict):
     gate_bounds: NotRequired[GateCount]
 
 
-class LanguageEvaluation(EvaluationContext):
-    """``evaluation.json`` of a language model."""
+class LanguageEvaluation(EvaluationContext, AnalysisRecord):
+    """``evaluation.json`` of a language model; without an analysis where nothing was measured."""
 
     task: Literal["causal_lm", "seq2seq_lm"]
     # Rows whose loss was measured, and rows of the split: fewer are measured where evaluate.max_loss_rows says so.

@@ -15,8 +15,8 @@ EVALUATION = "evaluation"
 class GateHook:
     """Remember what an evaluation missed, and say so once all results are saved and the MLflow run is closed.
 
-    A node that raised would end the run in the middle: pipelines that come after it would not run, and MLflow would call
-    the run failed, although every step of it did what it should.
+    A node that raised would end the run in the middle: pipelines that come after it would not run, and MLflow would
+    call the run failed, although every step of it did what it should.
     """
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Dtype, ParameterGroup, PathText, TaskName, Text
 from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
+from lm_tuning.parameters.gate import Gate
 from lm_tuning.parameters.train import TrainParameters
 
 
@@ -85,6 +86,10 @@ class EvaluateParameters(ParameterGroup):
     num_samples: CountOrZero = 5
     """Rows shown in the report, each with both models' answers or with its class."""
 
+    gate: Gate = Field(default={})
+    """What the tuned model must reach, score by score: a number, better or not_worse (than the base, beyond chance);
+    a run that misses one keeps its results and ends with exit code 3."""
+
 
 # None of these decides a result, so a resumed run may have others.
 class TrackingParameters(ParameterGroup):
@@ -105,7 +110,7 @@ class TrackingParameters(ParameterGroup):
 
 # Names that stand for something else where outputs lie: converted base models and batch plans in data/06_models, the
 # lock of the tracking store in data/.locks; and names that Windows keeps for devices.
-RESERVED_OUTPUTS = frozenset({"base", "batch_plans", "mlflow"})
+RESERVED_OUTPUTS = frozenset({"base", "batch_plans", "evaluation_history", "mlflow"})
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 )

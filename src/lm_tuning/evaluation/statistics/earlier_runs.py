@@ -113,9 +113,7 @@ def keep_run(folder: Path, run: RunName, tuned: Mapping[str, ScoredRows]) -> Non
         data.rmdir()
 
 
-def compare_with_best(
-    folder: Path, tuned: ScoredRows, *, model_digest: str, seed: int
-) -> EarlierRunRecord | None:
+def compare_with_best(folder: Path, tuned: ScoredRows, *, model_digest: str, seed: int) -> EarlierRunRecord | None:
     """Compare a model with the best earlier one by the same score on the same data.
 
     Args:
