@@ -82,6 +82,8 @@ def answered_rows(answers: Sequence[LanguageAnswer]) -> list[AnsweredRow]:
             reference=answer["reference"],
             base=answer["base"],
             tuned=answer["tuned"],
+            base_finish=answer["base_finish_reason"],
+            tuned_finish=answer["tuned_finish_reason"],
         )
         for answer in answers
     ]

@@ -152,8 +152,8 @@ def _hard_rows(result: LanguageEvaluation) -> Iterator[Block]:
     )
     if num_suspect:
         yield Paragraph(
-            "Likely wrong: the loss lies more than three standard deviations (by the median deviation) above the median, "
-            "and tuning has not lowered it. Base and tuned are nats per supervised token."
+            "Likely wrong: the loss lies more than three standard deviations (by the median deviation) above the median "
+            "and is no lower than the base's. Base and tuned are nats per supervised token."
         )
 
 

@@ -30,8 +30,8 @@ def conclude(compared: Comparison, job: EvaluationJob) -> None:
     """Write into the result how sure its scores are.
 
     Args:
-        compared: with the scored rows of both models; its result gets ``scores``, ``verdict``, ``earlier_run``, ``gate``
-            and the figures of these for MLflow.
+        compared: with the scored rows of both models; its result gets ``scores``, ``verdict``, ``earlier_run``,
+            ``gate`` and the figures of these for MLflow.
         job: of the comparison.
     """
     result, settings = compared.result, job.settings

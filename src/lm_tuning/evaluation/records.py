@@ -16,6 +16,7 @@ from lm_tuning.evaluation.statistics.records import (
     ScoreMetrics,
     ScoreRecord,
 )
+from lm_tuning.generation.answers import FinishReason
 
 
 class LossRecord(TypedDict):
@@ -32,6 +33,9 @@ class MeasurementRecord(TypedDict):
 
     loss: LossRecord
     answers: list[str]
+    # Not there where an earlier version measured.
+    finish_reasons: NotRequired[list[FinishReason]]
+    log_probs: NotRequired[list[float | None]]
 
 
 class ClassRowsRecord(TypedDict):
@@ -74,10 +78,15 @@ class LanguageSample(TypedDict):
 
 
 class LanguageAnswer(LanguageSample):
-    """A sample with the ROUGE-L of both answers."""
+    """A sample with the ROUGE-L of both answers, why they ended, and the logarithms of their probabilities."""
 
     base_rouge_l: float
     tuned_rouge_l: float
+    # None where nobody knows: beam search tells no probabilities, and earlier versions noted none of this.
+    base_finish_reason: FinishReason | None
+    tuned_finish_reason: FinishReason | None
+    base_log_prob: float | None
+    tuned_log_prob: float | None
 
 
 class ClassFigures(TypedDict):
