@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from lm_tuning.evaluation.records import (
 )
 from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, generate_answers, own_first_id
 from lm_tuning.models.record import TuningRecord
 from lm_tuning.models.tuned import merge_adapter
@@ -84,12 +85,15 @@ class Comparison:
         answers: one row for each answered prompt; of a classifier the rows that it got wrong, and some right ones.
         columns: names of the answers' values, in their order.
         base_evaluation: the measurement of the base model, stored already or staged for it.
+        scored: by name of the score, what each row adds to it for the base and for the tuned model. The first is the
+            one that the verdict is about.
     """
 
     result: EvaluationRecord
     answers: Sequence[LanguageAnswer | ClassSample]
     columns: tuple[str, ...]
     base_evaluation: StagedFolder | Path
+    scored: Mapping[str, tuple[ScoredRows, ScoredRows]] = field(default_factory=dict)
 
     def table(self) -> DataFrame:
         """Return the answers as a frame rather than a list, so that their file has its header even without rows."""
