@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Dtype, ParameterGroup, PathText, TaskName, Text
+from lm_tuning.parameters.class_scores import Threshold, TopK
 from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
 from lm_tuning.parameters.train import TrainParameters
 
@@ -84,6 +85,14 @@ class EvaluateParameters(ParameterGroup):
 
     num_samples: CountOrZero = 5
     """Rows shown in the report, each with both models' answers or with its class."""
+
+    top_k: TopK = "auto"
+    """Classes among which a row's own has to be for the top-k accuracy of a classifier; auto takes 5 where there are
+    more than 5."""
+
+    abstain_below: Threshold | None = None
+    """Probability of the likeliest class below which a classifier gives no answer, as for texts that are of no class;
+    null answers every row."""
 
 
 # None of these decides a result, so a resumed run may have others.
