@@ -174,16 +174,16 @@ def _draw_bins(above: Axes, below: Axes, calibration: Calibration) -> None:
 
 
 def _draw_coverage(axes: Axes, coverage: Sequence[CoveragePoint]) -> None:
-    points = [point for point in coverage if point["accuracy"] is not None]
-    shares, accuracies = [point["answered_fraction"] for point in points], [point["accuracy"] for point in points]
+    points = [(point, point["accuracy"]) for point in coverage if point["accuracy"] is not None]
+    shares, accuracies = [point["answered_fraction"] for point, _ in points], [accuracy for _, accuracy in points]
     axes.plot(shares, accuracies, "o-", color="C1", markersize=4)
-    previous = None
-    for point, share, accuracy in zip(points, shares, accuracies, strict=True):
-        # Thresholds that leave the same rows lie on one another: the highest of them is named.
-        if previous is None or abs(share - previous) > 0.03:
-            axes.annotate(f"{point['abstain_below']:g}", (share, accuracy or 0.0), (0, 7), textcoords="offset points",
-                          ha="center", fontsize=8)  # fmt: skip
-            previous = share
+    named: list[float] = []
+    for (point, accuracy), share in zip(points, shares, strict=True):
+        # Thresholds that leave nearly the same rows lie on one another: the lowest of them is named.
+        if not named or abs(share - named[-1]) > 0.03:
+            where: Any = {"textcoords": "offset points", "xytext": (0, 7), "ha": "center", "fontsize": 8}
+            axes.annotate(f"{point['abstain_below']:g}", (share, accuracy), **where)
+            named.append(share)
     axes.set_xlim(1.02, min([0.95, *shares]) - 0.02)
     axes.set_xlabel("share of the rows that are answered")
     axes.set_ylabel("accuracy of these")

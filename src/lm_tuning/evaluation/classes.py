@@ -211,7 +211,7 @@ def _describe(  # noqa: PLR0917
         "tokens_key": job.tokens_key,
         "warnings": [
             *_warnings(held_out, majority, best, class_rows, references),
-            *_share_warnings(class_rows, counts.rows, names, split=job.split),
+            *_share_warnings(class_rows, counts.rows, names, split=str(job.split)),
         ],
         "skipped": job.skipped,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ def evaluate_models(
     model: ModelParameters,
     environment: EnvironmentParameters,
     seed: int,
-) -> tuple[StagedFolder | Path, EvaluationRecord, str, Any]:
-    """Measure base and tuned model; return the base's measurement, all figures, the report and every answer."""
+) -> tuple[StagedFolder | Path, EvaluationRecord, str, Any, Mapping[str, Any]]:
+    """Measure base and tuned model; return the base's measurement, all figures, the report, every answer and plots."""
     from lm_tuning.evaluation import results
     from lm_tuning.evaluation.settings import choose_settings
 
@@ -36,7 +37,7 @@ def evaluate_models(
             tuned_model, tokenized_examples, base_evaluation_cache, settings, on_progress=on_progress
         )
     report = _show_result(compared.result, tuned_model)
-    return compared.base_evaluation, compared.result, report, compared.table()
+    return compared.base_evaluation, compared.result, report, compared.table(), compared.figures
 
 
 def _show_result(result: EvaluationRecord, tuned_model: Path) -> str:

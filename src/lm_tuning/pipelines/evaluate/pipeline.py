@@ -17,7 +17,7 @@ def create_pipeline() -> Pipeline:
             func=evaluate_models,
             inputs=datasets("tuned_model", "tokenized_examples", "base_evaluation_cache")
             | params("evaluate", "model", "environment", "seed"),
-            outputs=["base_evaluation", "evaluation", "evaluation_report", "evaluation_samples"],
+            outputs=["base_evaluation", "evaluation", "evaluation_report", "evaluation_samples", "evaluation_figures"],
             name="evaluate_models",
             tags=["torch", "gpu", "reports"],
         ),
