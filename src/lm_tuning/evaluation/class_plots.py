@@ -12,7 +12,8 @@ import numpy.typing as npt
 from lm_tuning.batching.held_out_loss import IntArray
 from lm_tuning.evaluation.calibration import Calibration
 from lm_tuning.evaluation.class_records import CoveragePoint
-from lm_tuning.wording import count_of, on_one_line, shorten
+from lm_tuning.reporting.text import keep_ends
+from lm_tuning.wording import count_of, on_one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 MAX_DRAWN_CLASSES = 25
 """Classes whose names can be read side by side; of more, the ones that are confused most are drawn."""
 
-_NAME_CHARACTERS = 28
+_NAME_CHARACTERS = 36
 # Fonts with letters that Matplotlib's own lacks, as Debian, Windows and macOS name them; those that are there are used.
 _FONTS = (
     "Noto Sans CJK KR",
@@ -46,19 +47,23 @@ def draw_confusions(references: IntArray, predictions: IntArray, names: Sequence
         predictions: predicted class of each row, ``(rows,)``.
         names: name of each class, in the order of their ids.
     """
+    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     shown, num_occurring = choose_drawn(references, predictions)
     shares, num_rows = share_out(references, predictions, shown)
     has_others = num_occurring > len(shown)
     labels = [*(write_name(names[index], index) for index in shown), *(["all others"] if has_others else [])]
-    side = 2.6 + 0.36 * len(labels)
-    figure = Figure(figsize=(side + 1.6, side + 0.4), layout="constrained")
+    side = 3.2 + 0.36 * len(labels)
+    figure = Figure(figsize=(side + 1.8, side), layout="compressed")
     axes = figure.subplots()
-    image = axes.imshow(shares * 100, cmap="Blues", vmin=0, vmax=100)
+    if has_others:
+        shares[-1, -1] = 0.0  # a row of another class that is taken for another class may be right or wrong
+    # By the root: five rows of a hundred are a confusion to be seen.
+    image = axes.imshow(shares * 100, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=100))
     for row, column in zip(*np.nonzero(shares.round(2)), strict=True):
         share = shares[row, column]
-        color = "white" if share > 0.6 else "black"
+        color = "white" if share > 0.4 else "black"
         axes.text(column, row, f"{share * 100:.0f}", ha="center", va="center", fontsize=7, color=color)
     ticks = range(len(labels))
     with_rows = [f"{label} ({count:,})" for label, count in zip(labels, num_rows, strict=True)]
@@ -198,7 +203,7 @@ def write_name(name: str, class_id: int) -> str:
         name: as in the rows, of any length.
         class_id: its id.
     """
-    short = shorten(on_one_line(name), _NAME_CHARACTERS).replace("$", r"\$")
+    short = keep_ends(on_one_line(name), _NAME_CHARACTERS).replace("$", r"\$")
     return short if _can_draw(short) else f"class {class_id}"
 
 

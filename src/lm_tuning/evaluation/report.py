@@ -161,7 +161,8 @@ def _describe_classes(result: ClassEvaluation) -> str:
     base, best = result["base"], result["best_constant"]
     # Without a value there is no row, and then no report of them.
     always, most = base["accuracy"] or 0.0, best["accuracy"] or 0.0
-    said = f"The majority class of the training rows is {name_constant(base)}; always answering it is right for {always:.2%}"
+    named = name_constant(base)
+    said = f"The majority class of the training rows is {named}; always answering it is right for {always:.2%}"
     if most > always:
         said += f". The best constant answer on this split is {name_constant(best)}, right for {most:.2%}"
     else:
