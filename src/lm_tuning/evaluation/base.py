@@ -41,6 +41,7 @@ from lm_tuning.text.decoding import decode, special_ids
 from lm_tuning.text.store.table import Int64Array, TokenTable
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 SKIPPED = "Neither test nor validation has rows to evaluate on: set split.test or split.validation."
@@ -93,6 +94,7 @@ class Comparison:
         base_evaluation: the measurement of the base model, stored already or staged for it.
         scored: by name of the score, what each row adds to it for the base and for the tuned model. The first is the
             one that the verdict is about.
+        figures: plots of the result, by the name of their file.
     """
 
     result: EvaluationRecord
@@ -100,6 +102,7 @@ class Comparison:
     columns: tuple[str, ...]
     base_evaluation: StagedFolder | Path
     scored: Mapping[str, tuple[ScoredRows, ScoredRows]] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def table(self) -> DataFrame:
         """Return the answers as a frame rather than a list, so that their file has its header even without rows."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from lm_tuning.evaluation.base import Comparison, EvaluationJob
 from lm_tuning.evaluation.records import ModelDigests
+from lm_tuning.evaluation.score_plots import draw_scores
 from lm_tuning.evaluation.statistics.earlier_runs import (
     RunName,
     compare_with_best,
@@ -26,13 +28,16 @@ logger = logging.getLogger(__name__)
 MAJORITY_CLASS = "majority class"
 
 
-def conclude(compared: Comparison, job: EvaluationJob) -> None:
-    """Write into the result how sure its scores are.
+def conclude(compared: Comparison, job: EvaluationJob) -> Comparison:
+    """Say how sure a result is.
 
     Args:
         compared: with the scored rows of both models; its result gets ``scores``, ``verdict``, ``earlier_run``,
             ``gate`` and the figures of these for MLflow.
         job: of the comparison.
+
+    Returns:
+        The comparison with plots of the scores.
     """
     result, settings = compared.result, job.settings
     is_classifier = job.tuning["task"] == "sequence_classification"
@@ -49,6 +54,7 @@ def conclude(compared: Comparison, job: EvaluationJob) -> None:
         result["gate"] = check_gate(gate, scores, dict(result["tuned"]))
         result["gate_bounds"] = count_gate(result["gate"])
     _log(compared)
+    return replace(compared, figures={**compared.figures, **draw_scores(scores, compared.scored)})
 
 
 def digest_weights(folder: Path) -> str:

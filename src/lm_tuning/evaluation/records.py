@@ -16,6 +16,7 @@ from lm_tuning.evaluation.statistics.records import (
     ScoreMetrics,
     ScoreRecord,
 )
+from lm_tuning.evaluation.class_records import Abstaining, CalibrationBin, CoveragePoint, HardRow
 from lm_tuning.generation.answers import FinishReason
 
 
@@ -89,12 +90,24 @@ class LanguageAnswer(LanguageSample):
     tuned_log_prob: float | None
 
 
-class ClassFigures(TypedDict):
+class MoreFigures(TypedDict):
+    """Scores of a classifier, or of its base, that results of earlier versions lack."""
+
+    micro_f1: float | None
+    weighted_f1: float | None
+    # ``None`` where there are too few classes, or evaluate.top_k says so.
+    top_k_accuracy: float | None
+
+
+class ClassFigures(MoreFigures):
     """What a classifier reaches; ``None`` where nothing was measured, or where no finite number came out."""
 
     accuracy: float | None
     macro_f1: float | None
     nats_per_row: float | None
+    # By how much stated probabilities are off on average, and how sure the model is, see ``Calibration``.
+    calibration_error: float | None
+    mean_probability: float | None
 
 
 # Here and below: not a class statement, since "class" is a key, and keys of stored results stay.
@@ -110,7 +123,7 @@ ConstantFigures = TypedDict(
 """What always answering one class reaches, and how many classes are as frequent as it, itself included."""
 
 
-class MajorityFigures(ConstantFigures):
+class MajorityFigures(ConstantFigures, MoreFigures):
     """What stands in for a classifier's base: the most frequent class of the training rows, and their frequencies."""
 
     nats_per_row: float | None
@@ -121,6 +134,9 @@ class ClassImprovement(TypedDict):
 
     accuracy_difference: float | None
     macro_f1_difference: float | None
+    micro_f1_difference: float | None
+    weighted_f1_difference: float | None
+    top_k_accuracy_difference: float | None
     nats_per_row_fraction: float | None
 
 
@@ -160,6 +176,9 @@ class ClassSample(TypedDict):
     base: str
     tuned: str
     probability: float
+    # Of the row's own class.
+    nats: float
+    is_likely_mislabelled: bool
 
 
 class ModelDigests(TypedDict):
@@ -219,6 +238,16 @@ class ClassEvaluation(EvaluationContext):
     confusions: list[Confusion]
     class_shares: list[ClassShare]
     samples: list[ClassSample]
+    # The k of top_k_accuracy, empty where there is none; a text, since numbers become metrics.
+    top_k: str
+    calibration_bins: list[CalibrationBin]
+    coverage: list[CoveragePoint]
+    # Missing without evaluate.abstain_below.
+    abstaining: NotRequired[Abstaining]
+    # Rows with the highest loss, and those whose label is probably wrong, see ``find_mislabelled``.
+    hardest: list[HardRow]
+    likely_mislabelled: list[HardRow]
+    num_likely_mislabelled: NotRequired[int]
     # Missing where nothing was measured.
     num_train_rows: NotRequired[int]
     best_constant: ConstantFigures

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.evaluation.answer_report import answer_sample_sections, answer_sections
+from lm_tuning.evaluation.class_report import class_sections, name_class, name_constant
 from lm_tuning.evaluation.records import (
     ClassEvaluation,
-    ConstantFigures,
     EvaluationRecord,
     LanguageEvaluation,
-    MajorityFigures,
     TrainingFacts,
 )
 from lm_tuning.evaluation.score_report import score_sections, verdict_blocks
@@ -28,13 +26,12 @@ from lm_tuning.reporting.document import (
     Section,
     Table,
 )
-from lm_tuning.reporting.text import keep_ends, write_difference, write_fall, write_number, write_share
-from lm_tuning.wording import count_of, on_one_line, write_speed
+from lm_tuning.reporting.text import keep_ends, write_difference, write_fall, write_number
+from lm_tuning.wording import count_of, write_speed
 
 MLFLOW_COMMAND = "make mlflow"
 
 _TEXT_CHARACTERS = 400
-_NAME_CHARACTERS = 60
 _ADAPTERS = {"lora": "LoRA adapter", "qlora": "QLoRA adapter"}
 
 
@@ -66,7 +63,7 @@ def compose_report(result: EvaluationRecord, facts: TrainingFacts) -> Report:
 
 def _sections_of_classes(result: EvaluationRecord) -> Iterator[Section]:
     if result["task"] == "sequence_classification":
-        yield from _class_sections(result)
+        yield from class_sections(result)
 
 
 def _sample_sections(result: EvaluationRecord) -> Iterator[Section]:
@@ -195,92 +192,21 @@ def _describe_classes(result: ClassEvaluation) -> str:
     base, best = result["base"], result["best_constant"]
     # Without a value there is no row, and then no report of them.
     always, most = base["accuracy"] or 0.0, best["accuracy"] or 0.0
-    said = (
-        f"The majority class of the training rows is {_name_tied(base)}; always answering it is right for {always:.2%}"
-    )
+    named = name_constant(base)
+    said = f"The majority class of the training rows is {named}; always answering it is right for {always:.2%}"
     if most > always:
-        said += f". The best constant answer on this split is {_name_tied(best)}, right for {most:.2%}"
+        said += f". The best constant answer on this split is {name_constant(best)}, right for {most:.2%}"
     else:
         said += ", and no other constant answer for more"
     return f"{_count_rows(result)}, {count_of(len(result['per_class']), 'class')} in them or predicted. {said}"
 
 
-def _class_sections(result: ClassEvaluation) -> Iterator[Section]:
-    """Yield the tables of a classifier: constant answers, every class, confusions, and the largest classes."""
-    constants = (("training rows", result["base"]), (f"these {result['split']} rows", result["best_constant"]))
-    yield _section(
-        "constants",
-        "Always answering one class",
-        ("Most frequent among", "Class", "Accuracy", "Macro-F1"),
-        [
-            (rows, _name_tied(one), write_number(one["accuracy"], 4), write_number(one["macro_f1"], 4))
-            for rows, one in constants
-        ],
-        num_text_columns=2,
-    )
-    yield _section(
-        "classes",
-        "Classes, the lowest F1 first",
-        ("Class", "Rows", "Predicted", "Precision", "Recall", "F1"),
-        [
-            (
-                _name(line["class"]),
-                line["num_rows"],
-                line["num_predicted"],
-                *(write_number(score, 4) for score in (line["precision"], line["recall"], line["f1"])),
-            )
-            for line in result["per_class"]
-        ],
-    )
-    if result["confusions"]:
-        yield _section(
-            "confusions",
-            "Most frequent confusions",
-            ("Class", "Taken for", "Rows", "Of the class"),
-            [
-                (_name(line["reference"]), _name(line["predicted"]), line["num_rows"], f"{line['fraction']:.1%}")
-                for line in result["confusions"]
-            ],
-            num_text_columns=2,
-        )
-    yield _section(
-        "shares",
-        f"Largest classes in train and {result['split']}",
-        ("Class", "Training rows", "Share", "Rows", "Share"),
-        [
-            (
-                _name(line["class"]),
-                line["num_train_rows"],
-                write_share(line["num_train_rows"], result["num_train_rows"]),
-                line["num_rows"],
-                write_share(line["num_rows"], result["num_rows"]),
-            )
-            for line in result["class_shares"]
-        ],
-    )
-
-
-def _section(
-    key: str, title: str, head: Sequence[str], rows: Sequence[Sequence[str | int]], *, num_text_columns: int = 1
-) -> Section:
-    return Section(key, title, [Table("", head, rows, text_columns=range(num_text_columns))])
-
-
 def _class_samples(result: ClassEvaluation) -> Iterator[Section]:
     blocks = []
     for row in result["samples"]:
-        reference, tuned = _name(row["reference"]), _name(row["tuned"])
+        reference, tuned = name_class(row["reference"]), name_class(row["tuned"])
         verdict = f"{reference}, rightly" if reference == tuned else f"{reference}, taken for {tuned}"
         title = f"Row {row['row_id']}: {verdict} (probability {row['probability']:.2f})"
         blocks.append(Sample(title, "Text", keep_ends(row["text"], _TEXT_CHARACTERS)))
     if blocks:
         yield Section("samples", "Samples", blocks)
-
-
-def _name_tied(constant: ConstantFigures | MajorityFigures) -> str:
-    return name_tied(_name(str(constant["class"])), constant["num_tied_classes"] or 1)
-
-
-def _name(text: str) -> str:
-    # Classes have their names from rows, of any length and with whatever is in them.
-    return keep_ends(on_one_line(text), _NAME_CHARACTERS)

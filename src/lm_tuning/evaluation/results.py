@@ -74,7 +74,7 @@ def evaluate_models(
     is_classifier = tuning["task"] == "sequence_classification"
     with heap_set_aside():  # garbage is collected by hand between two models
         compared = compare_with_majority(job) if is_classifier else compare_language_models(job)
-        conclude(compared, job)
+        compared = conclude(compared, job)
     for warning in compared.result["warnings"]:
         logger.warning("%s", warning)
     return compared

@@ -84,7 +84,7 @@ def score_sections(result: EvaluationRecord) -> Iterator[Section]:
         blocks.append(Paragraph("Signatures, which say how each score is computed:"))
         items: list[tuple[Words, ...]] = [(f"{score['title']}: ", Code(score["signature"])) for score in signed]
         blocks.append(Items([Item(item) for item in items]))
-    yield Section("scores", "Scores with 95 % intervals", blocks)
+    yield Section("intervals", "Scores with 95 % intervals", blocks)
 
 
 def _row(score: ScoreRecord) -> tuple[str | int, ...]:

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, ParameterGroup
 from lm_tuning.parameters.gate import Gate
+
+from lm_tuning.parameters.class_scores import Threshold, TopK
 from lm_tuning.parameters.generation import GenerationParameters
 
 QuantizationName = Literal["none", "int8", "nf4"]
@@ -44,3 +46,11 @@ class EvaluateParameters(ParameterGroup):
     gate: Gate = Field(default={})
     """What the tuned model must reach, score by score: a number, better or not_worse (than the base, beyond chance);
     a run that misses one keeps its results and ends with exit code 3."""
+
+    top_k: TopK = "auto"
+    """Classes among which a row's own has to be for a classifier's top-k accuracy; auto takes 5 where there are more
+    than 5."""
+
+    abstain_below: Threshold | None = None
+    """Probability of the likeliest class below which a classifier gives no answer, as for texts that are of no class;
+    null answers every row."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from lm_tuning.evaluation.records import EvaluationRecord
 from lm_tuning.parameters import EnvironmentParameters, EvaluateParameters, ModelParameters
 from lm_tuning.progress import show_progress
-from lm_tuning.storage.folders import FolderStore, StagedFolder
+from lm_tuning.storage.folders import FolderStore
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ def evaluate_models(
     environment: EnvironmentParameters,
     seed: int,
     output: str,
-) -> tuple[StagedFolder | Path, EvaluationRecord, str, str, Any, Any]:
-    """Measure base and tuned model; return the base's measurement, figures, report, page, answers and row scores."""
+) -> dict[str, Any]:
+    """Measure base and tuned model; return everything that is known of them, by catalog entry."""
     from lm_tuning.evaluation import results
     from lm_tuning.evaluation.settings import choose_settings
 
@@ -43,12 +43,18 @@ def evaluate_models(
             history=evaluation_history,
             output=output,
         )
-    report, page = _show_result(compared.result, tuned_model)
-    return compared.base_evaluation, compared.result, report, page, compared.table(), compared.row_scores()
+    return {
+        "base_evaluation": compared.base_evaluation,
+        "evaluation": compared.result,
+        "evaluation_samples": compared.table(),
+        "evaluation_row_scores": compared.row_scores(),
+        "evaluation_figures": compared.figures,
+        **_show_result(compared.result, tuned_model),
+    }
 
 
-def _show_result(result: EvaluationRecord, tuned_model: Path) -> tuple[str, str]:
-    """Log the outcome, show its summary, and return the report as Markdown and as a page."""
+def _show_result(result: EvaluationRecord, tuned_model: Path) -> dict[str, str]:
+    """Log the outcome, show its summary, and return the report as Markdown and as a page, by catalog entry."""
     from lm_tuning.evaluation.report import compose_report, describe_outcome
     from lm_tuning.evaluation.settings import training_facts
     from lm_tuning.reporting.html import write_page
@@ -58,4 +64,4 @@ def _show_result(result: EvaluationRecord, tuned_model: Path) -> tuple[str, str]
     report = compose_report(result, training_facts(tuned_model))
     logger.info("%s", describe_outcome(result))
     Console().print(build_summary(report))
-    return write_markdown(report), write_page(report)
+    return {"evaluation_report": write_markdown(report), "evaluation_page": write_page(report)}
