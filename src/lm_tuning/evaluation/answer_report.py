@@ -11,7 +11,6 @@ from lm_tuning.evaluation.records import EvaluationRecord, LanguageEvaluation
 from lm_tuning.reporting.document import (
     Block,
     Cell,
-    Heading,
     Inline,
     Item,
     Items,
@@ -54,31 +53,40 @@ def answer_sample_sections(result: LanguageEvaluation) -> Iterator[Section]:
     texts = {row["row_id"]: row for row in result.get("row_texts", [])}
     # What is drawn by chance, and all that earlier versions stored.
     for sample in result["samples"]:
-        texts.setdefault(sample["row_id"], RowTextRecord(**sample))
+        texts.setdefault(
+            sample["row_id"],
+            {
+                "row_id": sample["row_id"],
+                "prompt": sample["prompt"],
+                "reference": sample["reference"],
+                "base": sample["base"],
+                "tuned": sample["tuned"],
+            },
+        )
     if not texts:
         return
     title = _score_title(result)
-    by_chance = [sample["row_id"] for sample in result["samples"]]
-    # Under the first heading that it fits, since each has one anchor.
+    # Under the first heading that it fits, since each has one anchor. What is drawn at random is for the terminal too.
     groups = [
-        (f"Best answers of the tuned model by {title}", result.get("best_rows", [])),
-        (f"Worst answers of the tuned model by {title}", result.get("worst_rows", [])),
-        ("Drawn at random", by_chance),
-        ("Other rows that the tables above name", list(texts)),
+        ("best", f"Best answers of the tuned model by {title}", result.get("best_rows", [])),
+        ("worst", f"Worst answers of the tuned model by {title}", result.get("worst_rows", [])),
+        ("samples", "Samples", [sample["row_id"] for sample in result["samples"]]),
+        ("others", "Other rows that the tables name", list(texts)),
     ]
     shared, questions, ending = split_shared([row["prompt"] for row in texts.values()])
     asked = dict(zip(texts, questions, strict=True))
-    blocks: list[Block] = []
+    opening: list[Block] = []
     if shared or ending:
         shown = "What all these prompts begin and end with is shown once:"
-        blocks.append(Preformatted(f"{shared}…{ending}", shown, is_brief=False))
+        opening = [Preformatted(f"{shared}…{ending}", shown, is_brief=False)]
     seen: set[int] = set()
-    for heading, row_ids in groups:
+    for key, heading, row_ids in groups:
         new = [row_id for row_id in dict.fromkeys(row_ids) if row_id not in seen]
         if new:
             seen |= set(new)
-            blocks += [Heading(heading), *(_sample(texts[row_id], asked[row_id], title) for row_id in new)]
-    yield Section("samples", "Samples", blocks)
+            samples = [_sample(texts[row_id], asked[row_id], title) for row_id in new]
+            yield Section(key, heading, [*opening, *samples], is_brief=key == "samples")
+            opening = []
 
 
 def _kinds(result: LanguageEvaluation) -> Iterator[Block]:
@@ -152,7 +160,7 @@ def _hard_rows(result: LanguageEvaluation) -> Iterator[Block]:
     )
     if num_suspect:
         yield Paragraph(
-            "Likely wrong: the loss lies more than three standard deviations (by the median deviation) above the median "
+            "Likely wrong: the loss is more than three standard deviations (by the median deviation) above the median "
             "and is no lower than the base's. Base and tuned are nats per supervised token."
         )
 

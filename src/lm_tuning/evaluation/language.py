@@ -6,7 +6,7 @@ import gc
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -126,11 +126,10 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         mean_of_rows("rouge_l", each, row_ids, title="ROUGE-L", unit="0 to 1") for each in (base_rouge, tuned_rouge)
     ]
     scored = {"rouge_l": (rouge[0], rouge[1])} if rows.prompts else {}
-    result.update(
-        analyse_answers(
-            answered_rows(answers), scored, table=job.table, tokenizer=tokenizer, num_samples=evaluate.num_samples
-        )
+    analysis = analyse_answers(
+        answered_rows(answers), scored, table=job.table, tokenizer=tokenizer, num_samples=evaluate.num_samples
     )
+    result = cast("LanguageEvaluation", {**result, **analysis})
     return Comparison(result, answers, ANSWER_COLUMNS, stored, scored)
 
 

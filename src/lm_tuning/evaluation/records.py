@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 from lm_tuning.evaluation.analysis_records import AnalysisRecord
+from lm_tuning.evaluation.class_records import Abstaining, CalibrationBin, CoveragePoint, HardRow
 from lm_tuning.evaluation.statistics.records import (
     EarlierRunRecord,
     GateCount,
@@ -16,7 +17,6 @@ from lm_tuning.evaluation.statistics.records import (
     ScoreMetrics,
     ScoreRecord,
 )
-from lm_tuning.evaluation.class_records import Abstaining, CalibrationBin, CoveragePoint, HardRow
 from lm_tuning.generation.answers import FinishReason
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from lm_tuning.evaluation.answer_report import answer_sample_sections, answer_sections
 from lm_tuning.evaluation.class_report import class_sections, name_class, name_constant

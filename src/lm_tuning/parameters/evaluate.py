@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, ParameterGroup
-from lm_tuning.parameters.gate import Gate
-
 from lm_tuning.parameters.class_scores import Threshold, TopK
+from lm_tuning.parameters.gate import Gate
 from lm_tuning.parameters.generation import GenerationParameters
 
 QuantizationName = Literal["none", "int8", "nf4"]

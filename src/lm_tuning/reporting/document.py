@@ -280,11 +280,13 @@ class Section:
         key: short name, for links.
         title: the heading.
         blocks: what it holds, in order.
+        is_brief: whether the terminal shows it too.
     """
 
     key: str
     title: str
     blocks: Sequence[Block]
+    is_brief: bool = True
 
 
 @dataclass(frozen=True)

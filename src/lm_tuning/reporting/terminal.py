@@ -35,7 +35,10 @@ def build_summary(report: doc.Report) -> RenderableType:
         report: what a package composed.
     """
     parts: list[RenderableType] = [_plain(report.subtitle), Text("")] if report.subtitle else []
-    groups = [("", report.summary), *((section.title, section.blocks) for section in report.sections)]
+    groups = [
+        ("", report.summary),
+        *((section.title, section.blocks) for section in report.sections if section.is_brief),
+    ]
     # Issues come last, where a reader's eye is when the run ends.
     # Also where they stand in the middle of a section, such as the warnings of an evaluation.
     for wants_issues in (False, True):

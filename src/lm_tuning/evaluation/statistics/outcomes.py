@@ -135,10 +135,10 @@ def describe_difference(
         found = f"no difference beyond chance in {title}: {write_signed(value, decimals)}"
         return f"{found}, 95 % {ends}, {write_p(p_value)} {rows}"
     # Written as a gain or a loss without a sign, whichever way the score counts.
-    ends = sorted((abs(low), abs(high)))
+    smallest, largest = sorted((abs(low), abs(high)))
     return (
         f"{outcome} by {abs(value):.{decimals}f} {title}{'' if higher_is_better else ' (lower is better)'}, "
-        f"95 % {ends[0]:.{decimals}f} to {ends[1]:.{decimals}f}, {write_p(p_value)} {rows}"
+        f"95 % {smallest:.{decimals}f} to {largest:.{decimals}f}, {write_p(p_value)} {rows}"
     )
 
 

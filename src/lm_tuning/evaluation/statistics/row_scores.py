@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lm_tuning.evaluation.statistics.outcomes import ScoredPairs
-from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,22 +25,26 @@ def tabulate_rows(scored: ScoredPairs, *, base_digest: str, tuned_digest: str) -
     Returns:
         One line for each row, model and score. What is no finite number, such as a loss of a damaged model, is missing.
     """
-    from pandas import Categorical, DataFrame, concat
+    from pandas import Categorical, CategoricalDtype, DataFrame
 
-    def frame(rows: ScoredRows, model: str, digest: str) -> DataFrame:
-        values = rows.row_values
+    each = [rows for pair in scored.values() for rows in pair]  # base, tuned, base, tuned, …
+    sizes = [rows.num_rows for rows in each]
+
+    def column(values: list[str]) -> Categorical[str]:
         # Categories: a name in each of a million lines costs a byte, not eighty.
-        constants = {"model": model, "model_digest": digest, "score": rows.name}
-        columns = {
-            name: Categorical.from_codes(np.zeros(len(values), dtype=np.int8), [text])
-            for name, text in constants.items()
-        }
-        return DataFrame({"row_id": rows.row_ids, **columns, "value": np.where(np.isfinite(values), values, np.nan)})
+        categories = list(dict.fromkeys(values))
+        codes = np.repeat([categories.index(value) for value in values], sizes).astype(np.int8)
+        return Categorical.from_codes(codes, dtype=CategoricalDtype(categories))
 
-    def frames() -> Iterator[DataFrame]:
-        for base, tuned in scored.values():
-            yield frame(base, "base", base_digest)
-            yield frame(tuned, "tuned", tuned_digest)
-
-    tables = list(frames())
-    return concat(tables, ignore_index=True)[list(COLUMNS)] if tables else DataFrame(columns=list(COLUMNS))
+    models = [("base", base_digest), ("tuned", tuned_digest)] * len(scored)
+    values = np.concatenate([rows.row_values for rows in each]) if each else np.zeros(0)
+    return DataFrame(
+        {
+            "row_id": np.concatenate([rows.row_ids for rows in each]) if each else np.zeros(0, dtype=np.int64),
+            "model": column([name for name, _ in models]),
+            "model_digest": column([digest for _, digest in models]),
+            "score": column([rows.name for rows in each]),
+            "value": np.where(np.isfinite(values), values, np.nan),
+        },
+        columns=list(COLUMNS),
+    )
