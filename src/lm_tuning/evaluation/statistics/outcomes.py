@@ -82,7 +82,6 @@ def score_metrics(records: Sequence[ScoreRecord]) -> dict[str, ScoreMetrics]:
         record["name"]: {
             "tuned_low": record["tuned"]["low"],
             "tuned_high": record["tuned"]["high"],
-            "difference": record["difference"]["value"],
             "difference_low": record["difference"]["low"],
             "difference_high": record["difference"]["high"],
             "p_value": record["difference"]["p_value"],

@@ -45,7 +45,6 @@ class ScoreMetrics(TypedDict):
 
     tuned_low: float | None
     tuned_high: float | None
-    difference: float | None
     difference_low: float | None
     difference_high: float | None
     p_value: float | None
