@@ -85,11 +85,12 @@ class ScoreParameters(ParameterGroup):
     def _check_together(self) -> ScoreParameters:
         """Refuse settings that nothing reads, and a score that lacks one."""
         problems = []
-        for key, values in (
-            ("names", self.names),
-            ("normalizers", self.normalizers),
-            ("own_metrics", self.own_metrics),
-        ):
+        lists: dict[str, list[str]] = {
+            "names": [*self.names],
+            "normalizers": [*self.normalizers],
+            "own_metrics": self.own_metrics,
+        }
+        for key, values in lists.items():
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
                 problems.append(f"{key} holds {', '.join(twice)} more than once")
