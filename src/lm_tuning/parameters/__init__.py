@@ -11,9 +11,10 @@ from lm_tuning.parameters.data import (
     SplitParameters,
     TokenizeParameters,
 )
+from lm_tuning.parameters.evaluate import EvaluateParameters
+from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.parameters.groups import (
     EnvironmentParameters,
-    EvaluateParameters,
     ModelParameters,
     Parameters,
     PreflightParameters,
@@ -27,6 +28,7 @@ __all__ = [
     "DataParameters",
     "EnvironmentParameters",
     "EvaluateParameters",
+    "GenerationParameters",
     "HealthParameters",
     "LoraParameters",
     "ModelParameters",
