@@ -164,9 +164,9 @@ def _warn_of_scores(scores: LanguageScores, before: Measurement, stored: StagedF
     if before.by_row is None:
         where = stored if isinstance(stored, Path) else stored.path
         warnings.append(
-            f"The base model's stored measurement, {where}, is of an earlier version and has no loss of each row: token "
-            "accuracy, intervals of the loss, and the loss by group are missing. Remove that folder to have the base "
-            "measured again."
+            f"The base model's stored measurement, {where}, is of an earlier version and has no loss of each row, so "
+            "token accuracy, intervals of the loss and the loss by group are missing. Remove that folder, and the base "
+            "is measured again."
         )
     return warnings
 
