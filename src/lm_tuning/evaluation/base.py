@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from lm_tuning.batching import packed_attention
 from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, measure_held_out
+from lm_tuning.batching.row_sums import RowSums
 from lm_tuning.batching.tasks.base import Packing
 from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.evaluation.records import (
@@ -21,11 +23,10 @@ from lm_tuning.evaluation.records import (
     ClassSample,
     EvaluationRecord,
     LanguageAnswer,
-    LanguageFigures,
     LossRecord,
+    LossRowsRecord,
     MeasurementRecord,
 )
-from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.evaluation.statistics.row_scores import tabulate_rows
 from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
@@ -140,52 +141,53 @@ class Measurement:
         answers: the generated text for each prompt, in their order.
         finish_reasons: why each answer ended; empty where an earlier version measured and did not note it.
         log_probs: logarithm of each answer's probability, ``None`` where nobody knows; empty as the reasons are.
+        by_row: sums of each row of the loss; ``None`` where an earlier version measured.
     """
 
     loss: HeldOutLoss
     answers: list[str]
     finish_reasons: list[FinishReason] = field(default_factory=list)
     log_probs: list[float | None] = field(default_factory=list)
+    by_row: RowSums | None = None
 
     def to_json(self) -> MeasurementRecord:
         """Return plain values, from which :meth:`from_json` makes the same measurement."""
         loss = self.loss
         record = LossRecord(nats=loss.nats, num_supervised=loss.num_supervised, num_rows=loss.num_rows, unit=loss.unit)
-        return MeasurementRecord(
+        measured = MeasurementRecord(
             loss=record, answers=self.answers, finish_reasons=self.finish_reasons, log_probs=self.log_probs
         )
+        if self.by_row is not None:
+            measured["rows"] = LossRowsRecord(
+                nats=[finite(nats) for nats in self.by_row.nats.tolist()], num_right=self.by_row.num_right.tolist()
+            )
+        return measured
 
     @classmethod
-    def from_json(cls, record: MeasurementRecord) -> Measurement:
-        """Read what :meth:`to_json` gave."""
+    def from_json(cls, record: MeasurementRecord, table: TokenTable, loss_rows: Int64Array) -> Measurement:
+        """Read what :meth:`to_json` gave.
+
+        Args:
+            record: the stored values.
+            table: the evaluated split, whose rows count what is supervised.
+            loss_rows: rows whose loss was measured, ``(rows,)``.
+        """
+        by_row, stored = None, record.get("rows")
+        if stored is not None:
+            rows = scored_rows(table, loss_rows)
+            by_row = RowSums(
+                rows,
+                np.array([math.nan if nats is None else nats for nats in stored["nats"]], dtype=np.float64),
+                table.num_supervised[rows].astype(np.int64),
+                np.array(stored["num_right"], dtype=np.int64),
+            )
         return cls(
+            by_row=by_row,
             loss=HeldOutLoss(**record["loss"]),
             answers=record["answers"],
             finish_reasons=record.get("finish_reasons", []),
             log_probs=record.get("log_probs", []),
         )
-
-    def figures(self, references: Sequence[str]) -> tuple[LanguageFigures, list[float]]:
-        """Turn the measurement into the figures of the report.
-
-        Args:
-            references: the true answers, one for each answer.
-
-        Returns:
-            The figures, ``None`` where there is nothing to measure or no finite number, and ROUGE-L of each answer.
-        """
-        rouge = score_rouge(references, self.answers)
-        figures = LanguageFigures(
-            nats_per_token=finite(self.loss.mean_nats),
-            perplexity=finite(self.loss.perplexity),
-            rouge_l=rouge.rouge_l,
-            rouge_1=rouge.rouge_1,
-            rouge_2=rouge.rouge_2,
-            num_tokens=self.loss.num_supervised,
-            num_generated=len(self.answers),
-            num_empty=rouge.num_empty,
-        )
-        return figures, rouge.row_rouge_l
 
 
 # Of a split without rows. Its figures come out as missing ones and not as 0, which would look like a perfect loss.
@@ -243,6 +245,7 @@ def measure_model(
         answers=[answer_text(tokenizer, answer) for answer in answers],
         finish_reasons=[answer.finish_reason for answer in answers],
         log_probs=[answer.log_prob for answer in answers],
+        by_row=held_out.by_row,
     )
 
 
@@ -280,9 +283,20 @@ def measure_loss(
             micro_batch_tokens=settings.micro_batch_tokens(job.table, num_classes=num_classes),
             device=settings.device,
             batching="packed" if packs else "padded",
+            keeps_rows=True,
             on_progress=job.on_progress,
             label=label,
         )
+
+
+def scored_rows(table: TokenTable, rows: Int64Array) -> Int64Array:
+    """Return the rows with something supervised, which alone have a loss.
+
+    Args:
+        table: where they lie.
+        rows: row indices, ``(rows,)``.
+    """
+    return rows[table.num_supervised[rows] > 0]
 
 
 def decode_answers(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:

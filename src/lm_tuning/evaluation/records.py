@@ -29,6 +29,13 @@ class LossRecord(TypedDict):
     unit: Literal["token", "row"]
 
 
+class LossRowsRecord(TypedDict):
+    """What each row adds to a loss; ``None`` for nats that are no finite number."""
+
+    nats: list[float | None]
+    num_right: list[int]
+
+
 class MeasurementRecord(TypedDict):
     """What the store of base evaluations keeps of a language model: its loss, and its answer to each prompt."""
 
@@ -37,6 +44,7 @@ class MeasurementRecord(TypedDict):
     # Not there where an earlier version measured.
     finish_reasons: NotRequired[list[FinishReason]]
     log_probs: NotRequired[list[float | None]]
+    rows: NotRequired[LossRowsRecord]
 
 
 class ClassRowsRecord(TypedDict):
@@ -46,25 +54,45 @@ class ClassRowsRecord(TypedDict):
 
 
 class LanguageFigures(TypedDict):
-    """What one language model reaches; ``None`` where nothing was measured, or where no finite number came out."""
+    """What one language model reaches; ``None`` where nothing was measured, or where no finite number came out.
+
+    Scores of a project's own stand beside these under their dotted names.
+    """
 
     nats_per_token: float | None
     perplexity: float | None
+    bits_per_byte: float | None
+    token_accuracy: float | None
     rouge_l: float | None
     rouge_1: float | None
     rouge_2: float | None
+    # Not there where evaluate.scores.names does not ask for them.
+    rouge_l_sum: NotRequired[float | None]
+    rouge_sum: NotRequired[float | None]
+    bleu: NotRequired[float | None]
+    chrf: NotRequired[float | None]
+    exact_match: NotRequired[float | None]
+    json_valid: NotRequired[float | None]
+    json_schema: NotRequired[float | None]
     # What the loss is divided by.
     num_tokens: int
+    num_bytes: int
     # What the means of ROUGE are over; an answer without a single word is in them as 0.
     num_generated: int
     num_empty: int
+    # Answers in which evaluate.scores.answer_pattern found nothing; exact_match counts them as wrong.
+    num_without_answer: NotRequired[int]
 
 
 class LanguageImprovement(TypedDict):
-    """What tuning changed; positive is better."""
+    """What tuning changed; positive is better.
+
+    Of every further score there is its difference, named like ``rouge_l_difference``.
+    """
 
     nats_per_token_fraction: float | None
     perplexity_fraction: float | None
+    bits_per_byte_fraction: float | None
     rouge_l_difference: float | None
 
 
@@ -81,8 +109,9 @@ class LanguageSample(TypedDict):
 class LanguageAnswer(LanguageSample):
     """A sample with the ROUGE-L of both answers, why they ended, and the logarithms of their probabilities."""
 
-    base_rouge_l: float
-    tuned_rouge_l: float
+    # None where evaluate.scores.names does not ask for it.
+    base_rouge_l: float | None
+    tuned_rouge_l: float | None
     # None where nobody knows: beam search tells no probabilities, and earlier versions noted none of this.
     base_finish_reason: FinishReason | None
     tuned_finish_reason: FinishReason | None
@@ -97,6 +126,16 @@ class MoreFigures(TypedDict):
     weighted_f1: float | None
     # ``None`` where there are too few classes, or evaluate.top_k says so.
     top_k_accuracy: float | None
+
+
+class PartFigures(TypedDict):
+    """The scores, by name, of the rows of one group, source or file; ``None`` where none of them was scored."""
+
+    by: Literal["group", "source", "file"]
+    name: str
+    num_rows: int
+    base: dict[str, float | None]
+    tuned: dict[str, float | None]
 
 
 class ClassFigures(MoreFigures):
@@ -223,6 +262,13 @@ class LanguageEvaluation(EvaluationContext, AnalysisRecord):
     generation: NotRequired[str]
     # Why no row was answered; missing where some were.
     no_answers: NotRequired[str]
+    # How each score is computed, by its name.
+    signatures: NotRequired[dict[str, str]]
+    # Why a score of the project's own is missing, by its name.
+    failed_scores: NotRequired[dict[str, str]]
+    # Where rows of several groups, sources or files were measured; the column of split.group.
+    parts: NotRequired[list[PartFigures]]
+    group_column: NotRequired[str | None]
 
 
 class ClassEvaluation(EvaluationContext):

@@ -10,6 +10,7 @@ from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Parameter
 from lm_tuning.parameters.class_scores import Threshold, TopK
 from lm_tuning.parameters.gate import Gate
 from lm_tuning.parameters.generation import GenerationParameters
+from lm_tuning.parameters.scores import ScoreParameters
 
 QuantizationName = Literal["none", "int8", "nf4"]
 
@@ -25,7 +26,10 @@ class EvaluateParameters(ParameterGroup):
     """Held-out rows for loss and perplexity, or for a classifier's accuracy and macro-F1; null takes all."""
 
     num_generate_rows: CountOrZero = 64
-    """Held-out rows answered by both models for ROUGE-L; 0 skips generation, the slow part."""
+    """Held-out rows answered by both models for the scores; 0 skips generation, the slow part."""
+
+    scores: ScoreParameters = ScoreParameters()
+    """Which scores the answers get."""
 
     generation: GenerationParameters = GenerationParameters()
     """How both models answer; the settings that came with them are set aside."""
