@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from lm_tuning.evaluation.answer_report import answer_sample_sections, answer_sections
 from lm_tuning.evaluation.class_report import class_sections, name_class, name_constant
+from lm_tuning.evaluation.parts import part_sections
 from lm_tuning.evaluation.records import (
     ClassEvaluation,
     EvaluationRecord,
@@ -73,10 +74,17 @@ def _sample_sections(result: EvaluationRecord) -> Iterator[Section]:
         yield from answer_sample_sections(result)
 
 
+def _sections_of_parts(result: EvaluationRecord) -> Iterator[Section]:
+    if result["task"] != "sequence_classification" and "parts" in result:
+        titles = {score["name"]: score["title"] for score in result.get("scores", [])}
+        yield from part_sections(result["parts"], titles, result.get("group_column"))
+
+
 SECTIONS: tuple[Callable[[EvaluationRecord], Iterator[Section]], ...] = (
     score_sections,
     _sections_of_classes,
     answer_sections,
+    _sections_of_parts,
     _sample_sections,
 )
 """What a report is built of, in its order. Each yields nothing for a result that it has nothing to say about."""

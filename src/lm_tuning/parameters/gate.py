@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-GateBound = Annotated[float, Field(allow_inf_nan=False)] | Literal["better", "not_worse"]
+from lm_tuning.parameters.base import read_scientific
+
+GateBound = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(read_scientific)] | Literal["better", "not_worse"]
 """A number that a score has to reach, or how it has to compare with the base's."""
 
-Gate = Mapping[str, GateBound]
+Gate = dict[str, GateBound]
 
-LOSS_SCORES = ("nats_per_token", "perplexity")
-ANSWER_SCORES = ("rouge_l", "rouge_1", "rouge_2")
-CLASS_SCORES = ("accuracy", "macro_f1", "nats_per_row")
-NO_ROWS = frozenset({"perplexity"})
+LANGUAGE_FIGURES = ("nats_per_token", "bits_per_byte", "token_accuracy", "perplexity")
+CLASS_FIGURES = (
+    "accuracy",
+    "macro_f1",
+    "micro_f1",
+    "weighted_f1",
+    "top_k_accuracy",
+    "nats_per_row",
+    "calibration_error",
+)
+"""What is measured of a language model whether it answers or not, and of a classifier."""
+
+NO_ROWS = frozenset({"perplexity", "calibration_error"})
 """Figures that are no score of rows, so that nothing can be said beyond chance; their bound is a number."""
 
 
-def find_gate_problems(gate: Gate, scores: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+def scores_of_language(answer_scores: Sequence[str], *, num_generate_rows: int) -> dict[str, str | None]:
+    """Return the scores of a language model, each with the reason why it will not be measured, None where it will.
+
+    Args:
+        answer_scores: the scores of answers that are asked for.
+        num_generate_rows: rows that are answered.
+    """
+    reason = (
+        "answers are left out by evaluate.num_generate_rows = 0. Set that to the rows to answer, or drop this bound."
+    )
+    return {
+        **dict.fromkeys(answer_scores, reason if num_generate_rows == 0 else None),
+        **dict.fromkeys(LANGUAGE_FIGURES),
+    }
+
+
+def find_gate_problems(gate: Mapping[str, GateBound], scores: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
     """Yield what cannot be asked for: a score that will not be measured, or a comparison that cannot be made.
 
     Args:
