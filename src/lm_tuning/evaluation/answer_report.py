@@ -39,9 +39,9 @@ def answer_sections(result: EvaluationRecord) -> Iterator[Section]:
     if result.get("answer_kinds"):
         yield Section("kinds", "Answers by kind", list(_kinds(result)))
     if lengths := result.get("answer_lengths"):
-        yield Section("lengths", "Answers by length", list(_lengths(result, lengths)))
+        yield Section("lengths", "Answers by length", list(_lengths(result, lengths)), is_brief=False)
     if result.get("hard_rows"):
-        yield Section("hard", "Hardest rows", list(_hard_rows(result)))
+        yield Section("hard", "Hardest rows", list(_hard_rows(result)), is_brief=False)
 
 
 def answer_sample_sections(result: LanguageEvaluation) -> Iterator[Section]:
@@ -68,9 +68,9 @@ def answer_sample_sections(result: LanguageEvaluation) -> Iterator[Section]:
     title = _score_title(result)
     # Under the first heading that it fits, since each has one anchor. What is drawn at random is for the terminal too.
     groups = [
+        ("samples", "Samples", [sample["row_id"] for sample in result["samples"]]),
         ("best", f"Best answers of the tuned model by {title}", result.get("best_rows", [])),
         ("worst", f"Worst answers of the tuned model by {title}", result.get("worst_rows", [])),
-        ("samples", "Samples", [sample["row_id"] for sample in result["samples"]]),
         ("others", "Other rows that the tables name", list(texts)),
     ]
     shared, questions, ending = split_shared([row["prompt"] for row in texts.values()])
@@ -131,7 +131,6 @@ def _lengths(result: LanguageEvaluation, lengths: Sequence[LengthRecord]) -> Ite
                 f"{title} by length of the {of}",
                 ("Characters", "Rows", "Base", "Tuned"),
                 rows,
-                is_brief=False,
             )
 
 
@@ -156,7 +155,6 @@ def _hard_rows(result: LanguageEvaluation) -> Iterator[Block]:
             for row in rows
         ],
         text_columns=(0, 4),
-        is_brief=False,
     )
     if num_suspect:
         yield Paragraph(

@@ -86,7 +86,6 @@ def _log(compared: Comparison) -> None:
     logger.info("%s", result["verdict"])
     earlier = result["earlier_run"]
     if earlier is not None:
-        main = result["scores"][0]
-        logger.info("%s", write_earlier(earlier, title=main["title"], higher_is_better=main["higher_is_better"]))
+        logger.info("%s", write_earlier(earlier, result["scores"][0]))
     for bound in result.get("gate", []):
         logger.log(logging.INFO if bound["is_reached"] else logging.WARNING, "%s", bound["message"])

@@ -56,11 +56,11 @@ def write_earlier_line(result: EvaluationRecord) -> str:
     if earlier is None:
         return ""
     (score,) = [score for score in result["scores"] if score["name"] == earlier["score"]]
-    return write_earlier(earlier, title=score["title"], higher_is_better=score["higher_is_better"])
+    return write_earlier(earlier, score)
 
 
 def score_sections(result: EvaluationRecord) -> Iterator[Section]:
-    """Yield the section on scores, where there are any.
+    """Yield the sections on scores, where there are any.
 
     Args:
         result: of an evaluation.
@@ -69,22 +69,25 @@ def score_sections(result: EvaluationRecord) -> Iterator[Section]:
     if not scores:
         return
     base = "Majority class" if result["task"] == "sequence_classification" else "Base"
-    blocks: list[Block] = [
-        Table(
-            "",
-            ("Score", base, "Tuned", "Difference", "p", "Rows", "Tuned is"),
-            [_row(score) for score in scores],
-            text_columns=(0, 6),
-        ),
-        Paragraph(_explain(scores)),
-        *(_draw(score, base) for score in scores if score["tuned"]["low"] is not None),
-    ]
+    table = Table(
+        "",
+        ("Score", base, "Tuned", "Difference", "p", "Rows", "Tuned is"),
+        [_row(score) for score in scores],
+        text_columns=(0, 6),
+    )
+    yield Section("intervals", "Scores with 95 % intervals", [table])
+    yield Section("certainty", "How sure the scores are", list(_certainty(scores, base)), is_brief=False)
+
+
+def _certainty(scores: list[ScoreRecord], base: str) -> Iterator[Block]:
+    """Yield how the table is to be read, the intervals as a drawing, and how each score is computed."""
+    yield Paragraph(_explain(scores))
+    yield from (_draw(score, base) for score in scores if score["tuned"]["low"] is not None)
     signed = [score for score in scores if score["signature"]]
     if signed:
-        blocks.append(Paragraph("Signatures, which say how each score is computed:"))
+        yield Paragraph("Signatures, which say how each score is computed:")
         items: list[tuple[Words, ...]] = [(f"{score['title']}: ", Code(score["signature"])) for score in signed]
-        blocks.append(Items([Item(item) for item in items]))
-    yield Section("intervals", "Scores with 95 % intervals", blocks)
+        yield Items([Item(item) for item in items])
 
 
 def _row(score: ScoreRecord) -> tuple[str | int, ...]:
@@ -93,7 +96,9 @@ def _row(score: ScoreRecord) -> tuple[str | int, ...]:
         write_interval(score["base"]),
         write_interval(score["tuned"]),
         _write_difference(score),
-        NOTHING if score["difference"]["p_value"] is None else write_p(score["difference"]["p_value"])[2:],
+        NOTHING
+        if score["difference"]["p_value"] is None
+        else write_p(score["difference"]["p_value"]).removeprefix("p ").removeprefix("= "),
         score["num_rows"],
         score["outcome"],
     )

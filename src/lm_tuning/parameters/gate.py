@@ -10,7 +10,9 @@ from pydantic import BeforeValidator, Field
 
 from lm_tuning.parameters.base import read_scientific
 
-GateBound = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(read_scientific)] | Literal["better", "not_worse"]
+GateBound = (
+    Annotated[float, Field(allow_inf_nan=False), BeforeValidator(read_scientific)] | Literal["better", "not_worse"]
+)
 """A number that a score has to reach, or how it has to compare with the base's."""
 
 Gate = dict[str, GateBound]

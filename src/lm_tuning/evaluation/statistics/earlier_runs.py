@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.evaluation.statistics.outcomes import describe_difference, outcome_of, record_difference
-from lm_tuning.evaluation.statistics.records import EarlierRunRecord
+from lm_tuning.evaluation.statistics.records import EarlierRunRecord, ScoreRecord
 from lm_tuning.evaluation.statistics.scored_rows import MIN_ROWS, ScoredRows, compare, dense
 from lm_tuning.storage.atomic import replacing_file
 from lm_tuning.storage.digests import digest_values
@@ -148,19 +148,18 @@ def compare_with_best(folder: Path, tuned: ScoredRows, *, model_digest: str, see
     }
 
 
-def write_earlier(record: EarlierRunRecord, *, title: str, higher_is_better: bool) -> str:
+def write_earlier(record: EarlierRunRecord, score: ScoreRecord) -> str:
     """Write in a line how the model compares with the best earlier one.
 
     Args:
         record: of that one.
-        title: of the score.
-        higher_is_better: false for a loss.
+        score: the score that they were compared by.
     """
     found = describe_difference(
         record["difference"],
         record["outcome"],
-        title=title,
-        higher_is_better=higher_is_better,
+        title=score["title"],
+        unit="" if score["higher_is_better"] else score["unit"],
         num_rows=record["num_rows"],
     )
     of = f"best of {record['num_earlier']} earlier models" if record["num_earlier"] > 1 else "earlier model"

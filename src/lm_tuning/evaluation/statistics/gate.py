@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lm_tuning.evaluation.statistics.outcomes import describe_difference, write_interval
+from lm_tuning.evaluation.statistics.outcomes import describe_score, write_interval
 from lm_tuning.evaluation.statistics.records import GateCount, GateRecord, ScoreRecord
 
 LOWER_IS_BETTER = frozenset({"nats_per_token", "nats_per_row", "perplexity", "bits_per_byte"})
@@ -59,13 +59,6 @@ def _check_outcome(record: ScoreRecord, bound: str) -> GateRecord:
     outcome = record["outcome"]
     # Too few rows show neither: a gate that lets everything pass on two rows is none.
     is_reached = outcome == "better" or (bound == "not_worse" and outcome == "no difference")
-    found = describe_difference(
-        record["difference"],
-        outcome,
-        title=record["title"],
-        higher_is_better=record["higher_is_better"],
-        num_rows=record["num_rows"],
-    )
     word = "reached" if is_reached else "not reached"
     asked = "better than the base" if bound == "better" else "not worse than the base"
     return {
@@ -73,5 +66,5 @@ def _check_outcome(record: ScoreRecord, bound: str) -> GateRecord:
         "bound": bound,
         "value": record["tuned"]["value"],
         "is_reached": is_reached,
-        "message": f"evaluate.gate.{record['name']} {word}: {asked} is asked for; found: {found}.",
+        "message": f"evaluate.gate.{record['name']} {word}: {asked} is asked for; found: {describe_score(record)}.",
     }

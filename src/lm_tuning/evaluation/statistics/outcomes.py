@@ -96,26 +96,33 @@ def write_verdict(record: ScoreRecord) -> str:
     Args:
         record: the score that decides.
     """
-    found = describe_difference(
-        record["difference"],
-        record["outcome"],
-        title=record["title"],
-        higher_is_better=record["higher_is_better"],
-        num_rows=record["num_rows"],
-    )
+    found = describe_score(record)
     return f"{found[0].upper()}{found[1:]}"
 
 
-def describe_difference(
-    difference: DifferenceRecord, outcome: Outcome, *, title: str, higher_is_better: bool, num_rows: int
-) -> str:
+def describe_score(record: ScoreRecord) -> str:
+    """Describe how the tuned model's score differs from the base's, see :func:`describe_difference`.
+
+    Args:
+        record: of the score.
+    """
+    return describe_difference(
+        record["difference"],
+        record["outcome"],
+        title=record["title"],
+        unit="" if record["higher_is_better"] else record["unit"],
+        num_rows=record["num_rows"],
+    )
+
+
+def describe_difference(difference: DifferenceRecord, outcome: Outcome, *, title: str, unit: str, num_rows: int) -> str:
     """Describe a difference: ``better by 0.15 ROUGE-L, 95 % 0.11 to 0.19, p < 0.001 (48 rows)``.
 
     Args:
         difference: second model less first.
         outcome: what it comes to.
         title: of the score.
-        higher_is_better: false for a loss, whose fall is written as a gain.
+        unit: of a loss, whose fall is a gain: ``better by 0.31 nats per token (held-out loss)``; empty for scores.
         num_rows: rows that both were scored on.
     """
     value = difference["value"]
@@ -135,8 +142,9 @@ def describe_difference(
         return f"{found}, 95 % {ends}, {write_p(p_value)} {rows}"
     # Written as a gain or a loss without a sign, whichever way the score counts.
     smallest, largest = sorted((abs(low), abs(high)))
+    named = f"{unit} ({title[0].lower()}{title[1:]})" if unit else title
     return (
-        f"{outcome} by {abs(value):.{decimals}f} {title}{'' if higher_is_better else ' (lower is better)'}, "
+        f"{outcome} by {abs(value):.{decimals}f} {named}, "
         f"95 % {smallest:.{decimals}f} to {largest:.{decimals}f}, {write_p(p_value)} {rows}"
     )
 
