@@ -185,7 +185,7 @@ def _read_all(folder: Path, wanted: ScoredRows) -> Iterator[EarlierRun]:
                 for index, score in enumerate(header["scores"]):
                     if (score["name"], score["signature"]) == (wanted.name, wanted.signature):
                         yield EarlierRun(header["run"], arrays[f"{index}.row_ids"], arrays[f"{index}.statistics"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             # A comparison less, and no reason to lose an evaluation.
             logger.warning("Scores of an earlier run cannot be read, so it is left out: %s (%s)", path, error)
 
