@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lm_tuning.batching.held_out_loss import Predictions
-from lm_tuning.evaluation.classes import MAX_WRONG_ROWS, SAMPLE_COLUMNS, choose_samples, sort_out
+from lm_tuning.batching.class_predictions import Predictions
+from lm_tuning.evaluation.class_errors import MAX_WRONG_ROWS, SAMPLE_COLUMNS, choose_samples, sort_out
 from lm_tuning.evaluation.report import describe_outcome
 from lm_tuning.evaluation.results import Comparison, evaluate_models
 from lm_tuning.storage.folders import FolderStore
@@ -249,6 +249,8 @@ def test_sorting_out_wrong_rows_and_choosing_samples() -> None:
         rows=np.arange(6),
         classes=np.array([0, 1, 1, 0, 2, 2]),
         probabilities=np.array([0.5, 0.6, 0.9, 0.7, 0.4, 0.8], dtype=np.float32),
+        nats=np.ones(6, dtype=np.float32),
+        ranks=np.zeros(6, dtype=np.int64),
     )
     wrong, right = sort_out(predictions, np.array([0, 0, 0, 0, 0, 2]), seed=1)
     assert (wrong, right) == ([2, 1, 4], [0, 3, 5])
@@ -267,15 +269,18 @@ def test_the_node_stores_rows_with_the_columns_of_the_task(tuned: Path, tokens: 
     from lm_tuning.parameters import EnvironmentParameters, EvaluateParameters, ModelParameters
     from lm_tuning.pipelines.evaluate.nodes import evaluate_models as node
 
-    _, result, report, rows = node(
+    saved = node(
         tuned,
         tokens,
         FolderStore(tmp_path / "cache"),
+        tmp_path / "history",
         evaluate=EvaluateParameters(max_loss_rows=None, num_samples=2),
         model=ModelParameters(dtype="float32"),
         environment=EnvironmentParameters(),
         seed=42,
+        output="mine",
     )
+    result, report, rows = (saved[name] for name in ("evaluation", "evaluation_report", "evaluation_samples"))
     assert list(rows.columns) == list(SAMPLE_COLUMNS)
     assert len(rows) == 11
     assert len(result["samples"]) == 2

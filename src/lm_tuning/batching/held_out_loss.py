@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from lm_tuning.batching.batch import MicroBatch
+from lm_tuning.batching.class_predictions import ClassLog, Predictions
 from lm_tuning.batching.losses import PLAIN, judge_targets
 from lm_tuning.batching.micro_batches import Batching
 from lm_tuning.batching.row_sums import RowSummer, RowSums, positions_of
@@ -24,7 +25,6 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.store.table import Int64Array, TokenTable
 
 IntArray = npt.NDArray[np.integer[Any]]
-Float32Array = npt.NDArray[np.float32]
 
 PACKED_CHUNK_ROWS = 2048
 LOGIT_BYTES = 4 + 4 + 2
@@ -119,21 +119,6 @@ class HeldOutLoss:
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """The class that a classifier chose for each row.
-
-    Attributes:
-        rows: indices into the table, ``(rows,)``, in the order that they were asked for.
-        classes: the likeliest class of each, ``(rows,)``.
-        probabilities: what the model gave that class, ``(rows,)``, 0 to 1.
-    """
-
-    rows: Int64Array
-    classes: Int64Array
-    probabilities: Float32Array
-
-
-@dataclass(frozen=True)
 class HeldOut:
     """What a model does on held-out rows.
 
@@ -199,20 +184,16 @@ def measure_held_out(
     groups = _split_all(task, table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
     # One tensor for all sums: small ones kept between the freed logits would fragment the heap until it holds them all.
     nats = torch.zeros(len(groups), dtype=torch.float32, device=device)
-    is_classifier = task.unit == "row"
-    classes = torch.zeros(len(scored) if is_classifier else 0, dtype=torch.int64, device=device)
-    probabilities = torch.zeros(len(classes), dtype=torch.float32, device=device)
-    hits = torch.zeros(2, dtype=torch.int64, device=device) if counts_hits and not is_classifier else None
+    chosen = ClassLog(len(scored), device) if task.unit == "row" else None
+    hits = torch.zeros(2, dtype=torch.int64, device=device) if counts_hits and chosen is None else None
     by_row = RowSummer(len(scored), device) if keeps_rows else None
     num_supervised = done = 0
     on_progress(label, 0, len(scored), "rows")
     with evaluating(model):
         for index, group in enumerate(groups):
             batch = task.lay_out(table, group, batching=batching).to(device)
-            # Views into the tensors of all rows, which are filled in place.
-            part = slice(done, done + batch.num_rows)
             each = torch.empty((batch.targets.numel(), 2), device=device) if by_row is not None else None
-            nats[index] = _measure_batch(task, model, batch, classes[part], probabilities[part], hits, each)
+            nats[index] = _measure_batch(task, model, batch, chosen, hits, each)
             if by_row is not None and each is not None:
                 by_row.add(done, batch, table.num_supervised[group], each)
             num_supervised += batch.num_supervised
@@ -227,9 +208,9 @@ def measure_held_out(
         # The only wait for the device: .tolist() copies.
         likeliest, among_five = (count / num_supervised for count in hits.tolist())
         return HeldOut(loss, {"token_accuracy": likeliest, "top_5_accuracy": among_five}, by_row=row_sums)
-    if not is_classifier:
+    if chosen is None:
         return HeldOut(loss, by_row=row_sums)
-    predictions = Predictions(scored, classes.cpu().numpy()[positions], probabilities.cpu().numpy()[positions])
+    predictions = chosen.in_order(scored, [row for group in groups for row in group])
     # (scored rows,), in the order asked for, as are the predictions
     references = table.labels[scored]
     # A class may occur among the predictions alone, or among the references alone.
@@ -311,19 +292,15 @@ def _measure_batch(  # noqa: PLR0917
     task: TrainingTask,
     model: Any,
     batch: MicroBatch,
-    classes: torch.Tensor,
-    probabilities: torch.Tensor,
+    chosen: ClassLog | None,
     hits: torch.Tensor | None,
     each: torch.Tensor | None,
 ) -> torch.Tensor:
     """Sum a micro-batch's nats; of a classifier keep what it chose. The logits are gone when this returns."""
-    if not len(classes):
+    if chosen is None:
         return task.sum_nats(model, batch, PLAIN, hits=hits, each=each)
     logits = task.logits(model, batch)
-    # (rows, classes) to values and indices, (rows,) each
-    chosen = torch.softmax(logits.float(), dim=-1).max(dim=-1)
-    classes.copy_(chosen.indices)
-    probabilities.copy_(chosen.values)
+    chosen.add(logits, batch.targets)
     if each is not None:
         each.copy_(judge_targets(logits, batch.targets))
     return PLAIN.sum_nats(logits, batch.targets)

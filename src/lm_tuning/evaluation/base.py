@@ -28,6 +28,7 @@ from lm_tuning.evaluation.records import (
     MeasurementRecord,
 )
 from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.evaluation.statistics.row_scores import tabulate_rows
 from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 from lm_tuning.generation.answers import Answer, FinishReason, answer_text
 from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, generate_answers, own_first_id
@@ -41,6 +42,7 @@ from lm_tuning.text.decoding import decode, special_ids
 from lm_tuning.text.store.table import Int64Array, TokenTable
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 SKIPPED = "Neither test nor validation has rows to evaluate on: set split.test or split.validation."
@@ -60,6 +62,8 @@ class EvaluationJob:
         table: its rows.
         base_cache: where measurements of base models are kept.
         on_progress: told the rows done.
+        history: where the row scores of earlier models are kept; ``None`` keeps and compares with none.
+        output: name of the result folders, which later runs name this one by.
     """
 
     settings: EvaluationSettings
@@ -71,6 +75,8 @@ class EvaluationJob:
     table: TokenTable
     base_cache: FolderStore
     on_progress: OnProgress
+    history: Path | None = None
+    output: str = ""
 
     @property
     def skipped(self) -> str | None:
@@ -89,6 +95,7 @@ class Comparison:
         base_evaluation: the measurement of the base model, stored already or staged for it.
         scored: by name of the score, what each row adds to it for the base and for the tuned model. The first is the
             one that the verdict is about.
+        figures: plots of the result, by the name of their file.
     """
 
     result: EvaluationRecord
@@ -96,12 +103,18 @@ class Comparison:
     columns: tuple[str, ...]
     base_evaluation: StagedFolder | Path
     scored: Mapping[str, tuple[ScoredRows, ScoredRows]] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def table(self) -> DataFrame:
         """Return the answers as a frame rather than a list, so that their file has its header even without rows."""
         from pandas import DataFrame
 
         return DataFrame(self.answers, columns=list(self.columns))
+
+    def row_scores(self) -> DataFrame:
+        """Return the score of each row under both models, in the columns of ``row_scores.COLUMNS``."""
+        digests = self.result["model_digests"]
+        return tabulate_rows(self.scored, base_digest=digests["base"], tuned_digest=digests["tuned"])
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import gc
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from lm_tuning.batching.held_out_loss import choose_rows
+from lm_tuning.evaluation.answer_analysis import analyse_answers, answered_rows
 from lm_tuning.evaluation.base import (
     MEASUREMENT_NAME,
     NOTHING_MEASURED,
@@ -138,6 +139,10 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     result["generation"] = describe_generation(evaluate.generation, seed=settings.seed)
     if not rows.prompts:
         result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
+    analysis = analyse_answers(
+        answered_rows(answers), scores.scored, table=job.table, tokenizer=tokenizer, num_samples=evaluate.num_samples
+    )
+    result = cast("LanguageEvaluation", {**result, **analysis})
     return Comparison(result, answers, ANSWER_COLUMNS, stored, scores.scored)
 
 

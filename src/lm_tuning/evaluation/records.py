@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from lm_tuning.evaluation.analysis_records import AnalysisRecord
+from lm_tuning.evaluation.class_records import Abstaining, CalibrationBin, CoveragePoint, HardRow
+from lm_tuning.evaluation.statistics.records import (
+    EarlierRunRecord,
+    GateCount,
+    GateRecord,
+    ScoreMetrics,
+    ScoreRecord,
+)
 from lm_tuning.generation.answers import FinishReason
 
 
@@ -110,6 +119,15 @@ class LanguageAnswer(LanguageSample):
     tuned_log_prob: float | None
 
 
+class MoreFigures(TypedDict):
+    """Scores of a classifier, or of its base, that results of earlier versions lack."""
+
+    micro_f1: float | None
+    weighted_f1: float | None
+    # ``None`` where there are too few classes, or evaluate.top_k says so.
+    top_k_accuracy: float | None
+
+
 class PartFigures(TypedDict):
     """The scores, by name, of the rows of one group, source or file; ``None`` where none of them was scored."""
 
@@ -120,12 +138,15 @@ class PartFigures(TypedDict):
     tuned: dict[str, float | None]
 
 
-class ClassFigures(TypedDict):
+class ClassFigures(MoreFigures):
     """What a classifier reaches; ``None`` where nothing was measured, or where no finite number came out."""
 
     accuracy: float | None
     macro_f1: float | None
     nats_per_row: float | None
+    # By how much stated probabilities are off on average, and how sure the model is, see ``Calibration``.
+    calibration_error: float | None
+    mean_probability: float | None
 
 
 # Here and below: not a class statement, since "class" is a key, and keys of stored results stay.
@@ -141,7 +162,7 @@ ConstantFigures = TypedDict(
 """What always answering one class reaches, and how many classes are as frequent as it, itself included."""
 
 
-class MajorityFigures(ConstantFigures):
+class MajorityFigures(ConstantFigures, MoreFigures):
     """What stands in for a classifier's base: the most frequent class of the training rows, and their frequencies."""
 
     nats_per_row: float | None
@@ -152,6 +173,9 @@ class ClassImprovement(TypedDict):
 
     accuracy_difference: float | None
     macro_f1_difference: float | None
+    micro_f1_difference: float | None
+    weighted_f1_difference: float | None
+    top_k_accuracy_difference: float | None
     nats_per_row_fraction: float | None
 
 
@@ -191,6 +215,16 @@ class ClassSample(TypedDict):
     base: str
     tuned: str
     probability: float
+    # Of the row's own class.
+    nats: float
+    is_likely_mislabelled: bool
+
+
+class ModelDigests(TypedDict):
+    """What names the weights of both models."""
+
+    base: str
+    tuned: str
 
 
 class EvaluationContext(TypedDict):
@@ -203,10 +237,18 @@ class EvaluationContext(TypedDict):
     warnings: list[str]
     # Why nothing was measured. All figures are missing then.
     skipped: str | None
+    # How sure the scores are; the first of them is the one of the verdict. See evaluation/conclusion.py.
+    model_digests: NotRequired[ModelDigests]
+    verdict: NotRequired[str]
+    scores: NotRequired[list[ScoreRecord]]
+    intervals: NotRequired[dict[str, ScoreMetrics]]
+    earlier_run: NotRequired[EarlierRunRecord | None]
+    gate: NotRequired[list[GateRecord]]
+    gate_bounds: NotRequired[GateCount]
 
 
-class LanguageEvaluation(EvaluationContext):
-    """``evaluation.json`` of a language model."""
+class LanguageEvaluation(EvaluationContext, AnalysisRecord):
+    """``evaluation.json`` of a language model; without an analysis where nothing was measured."""
 
     task: Literal["causal_lm", "seq2seq_lm"]
     # Rows whose loss was measured, and rows of the split: fewer are measured where evaluate.max_loss_rows says so.
@@ -242,6 +284,16 @@ class ClassEvaluation(EvaluationContext):
     confusions: list[Confusion]
     class_shares: list[ClassShare]
     samples: list[ClassSample]
+    # The k of top_k_accuracy, empty where there is none; a text, since numbers become metrics.
+    top_k: str
+    calibration_bins: list[CalibrationBin]
+    coverage: list[CoveragePoint]
+    # Missing without evaluate.abstain_below.
+    abstaining: NotRequired[Abstaining]
+    # Rows with the highest loss, and those whose label is probably wrong, see ``find_mislabelled``.
+    hardest: list[HardRow]
+    likely_mislabelled: list[HardRow]
+    num_likely_mislabelled: NotRequired[int]
     # Missing where nothing was measured.
     num_train_rows: NotRequired[int]
     best_constant: ConstantFigures

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, ParameterGroup
+from lm_tuning.parameters.class_scores import Threshold, TopK
+from lm_tuning.parameters.gate import Gate
 from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.parameters.scores import ScoreParameters
 
@@ -41,3 +45,15 @@ class EvaluateParameters(ParameterGroup):
 
     num_samples: CountOrZero = 5
     """Rows shown in the report, each with both models' answers or with its class."""
+
+    gate: Gate = Field(default={})
+    """What the tuned model must reach, score by score: a number, better or not_worse (than the base, beyond chance);
+    a run that misses one keeps its results and ends with exit code 3."""
+
+    top_k: TopK = "auto"
+    """Classes among which a row's own has to be for a classifier's top-k accuracy; auto takes 5 where there are more
+    than 5."""
+
+    abstain_below: Threshold | None = None
+    """Probability of the likeliest class below which a classifier gives no answer, as for texts that are of no class;
+    null answers every row."""
