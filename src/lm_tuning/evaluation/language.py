@@ -28,6 +28,7 @@ from lm_tuning.evaluation.base import (
 )
 from lm_tuning.evaluation.language_scores import LanguageScores, LossRows, score_language_models, score_nothing
 from lm_tuning.evaluation.parts import figures_by_part
+from lm_tuning.evaluation.quantized import check_quantized, compare_quantized, measure_quantized
 from lm_tuning.evaluation.records import (
     LanguageAnswer,
     LanguageEvaluation,
@@ -80,6 +81,7 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         stored = job.base_cache.find(key) or _stage(job, key, None)
         nothing = score_nothing(scorer, NOTHING_MEASURED)
         return Comparison(_describe(job, 0, nothing, samples=[]), [], ANSWER_COLUMNS, stored)
+    check_quantized(job)
     where = location_of(base)
     tokenizer = load_tokenizer(**where)
     rows = choose_held_out(job, tokenizer)
@@ -102,17 +104,43 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         len(rows.prompts),
     )
     before, after, stored = _measure_both(job, tokenizer, rows, key=key)
-    scores = score_language_models(scorer, before, after, asked=asked, rows=_rows_of_loss(job, tokenizer, rows))
-    samples = [
-        LanguageSample(
-            row_id=row_id,
-            prompt=prompt,
-            reference=reference,
-            base=base_answer,
-            tuned=tuned_answer,
+    loss_rows = _rows_of_loss(job, tokenizer, rows)
+    scores = score_language_models(scorer, before, after, asked=asked, rows=loss_rows)
+    samples, answers = _list_answers(asked, before, after, scores)
+    shown = [samples[index] for index in choose_rows(len(samples), evaluate.num_samples, settings.seed)]
+    result = _describe(job, before.loss.num_rows, scores, samples=shown)
+    result["signatures"] = scores.signatures
+    result["warnings"] += _warn_of_scores(scores, before, stored)
+    if parts := figures_by_part(scores.scored, origins):
+        result["parts"], result["group_column"] = parts, origins.group_column if origins else None
+    if scores.failed:
+        result["failed_scores"] = scores.failed
+    result["generation"] = describe_generation(evaluate.generation, seed=settings.seed)
+    if evaluate.quantization != "none":
+        quantized = measure_quantized(job, tokenizer, rows, has_own_ends=_has_own_ends(job))
+        _free_memory(settings.device)
+        result["quantized"] = compare_quantized(
+            evaluate.quantization,
+            figures=(scores.tuned, score_language_models(scorer, after, quantized, asked=asked, rows=loss_rows).tuned),
+            usage=(after.usage, quantized.usage),
         )
+    if not rows.prompts:
+        result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
+    analysis = analyse_answers(
+        answered_rows(answers), scores.scored, table=job.table, tokenizer=tokenizer, num_samples=evaluate.num_samples
+    )
+    result = cast("LanguageEvaluation", {**result, **analysis})
+    return Comparison(result, answers, ANSWER_COLUMNS, stored, scores.scored)
+
+
+def _list_answers(
+    asked: Answered, before: Measurement, after: Measurement, scores: LanguageScores
+) -> tuple[list[LanguageSample], list[LanguageAnswer]]:
+    """Return what both models answered, as it is shown and as it is stored."""
+    samples = [
+        LanguageSample(row_id=int(row_id), prompt=prompt, reference=reference, base=base_answer, tuned=tuned_answer)
         for row_id, prompt, reference, base_answer, tuned_answer in zip(
-            asked.row_ids, asked.prompts, rows.references, before.answers, after.answers, strict=True
+            asked.row_ids, asked.prompts, asked.references, before.answers, after.answers, strict=True
         )
     ]
     base_rouge, tuned_rouge = scores.of_rows("rouge_l", num_rows=len(samples))
@@ -128,22 +156,7 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         )
         for index, sample in enumerate(samples)
     ]
-    shown = [samples[index] for index in choose_rows(len(samples), evaluate.num_samples, settings.seed)]
-    result = _describe(job, before.loss.num_rows, scores, samples=shown)
-    result["signatures"] = scores.signatures
-    result["warnings"] += _warn_of_scores(scores, before, stored)
-    if parts := figures_by_part(scores.scored, origins):
-        result["parts"], result["group_column"] = parts, origins.group_column if origins else None
-    if scores.failed:
-        result["failed_scores"] = scores.failed
-    result["generation"] = describe_generation(evaluate.generation, seed=settings.seed)
-    if not rows.prompts:
-        result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
-    analysis = analyse_answers(
-        answered_rows(answers), scores.scored, table=job.table, tokenizer=tokenizer, num_samples=evaluate.num_samples
-    )
-    result = cast("LanguageEvaluation", {**result, **analysis})
-    return Comparison(result, answers, ANSWER_COLUMNS, stored, scores.scored)
+    return samples, answers
 
 
 def _rows_of_loss(job: EvaluationJob, tokenizer: Any, rows: HeldOutRows) -> LossRows:
@@ -250,12 +263,15 @@ def _measure_both(
     else:
         # The adapter goes into the base that is loaded already, which is no base any more from here on.
         tuned_model = attach_adapter(load() if base_model is None else base_model, job.tuned_folder)
-    # Models that an earlier version has tuned were stored with the settings of their base.
-    has_own_ends = tuning.get("stop_token_ids") is not None
-    after = measure_model(job, tuned_model, tokenizer, rows, name="tuned model", has_own_ends=has_own_ends)
+    after = measure_model(job, tuned_model, tokenizer, rows, name="tuned model", has_own_ends=_has_own_ends(job))
     del base_model, tuned_model
     _free_memory(settings.device)
     return before, after, stored
+
+
+def _has_own_ends(job: EvaluationJob) -> bool:
+    # Models that an earlier version has tuned were stored with the settings of their base.
+    return job.tuning.get("stop_token_ids") is not None
 
 
 def _stage(job: EvaluationJob, key: str, measurement: Measurement | None) -> StagedFolder:

@@ -138,6 +138,28 @@ class PartFigures(TypedDict):
     tuned: dict[str, float | None]
 
 
+class ModelUsage(TypedDict):
+    """What one model took: memory in bytes, tokens per second; ``None`` where there was nothing to do."""
+
+    weights_bytes: int
+    loss_tokens_per_second: float | None
+    answer_tokens_per_second: float | None
+
+
+class QuantizedEvaluation(TypedDict):
+    """The tuned model with its weights in fewer bits, against itself as it was trained."""
+
+    quantization: Literal["int8", "nf4"]
+    figures: LanguageFigures
+    usage: ModelUsage
+    unquantized_usage: ModelUsage
+    # By how much the loss rose, as a share of the one as trained; by how much ROUGE-L rose.
+    nats_per_token_rise_fraction: float | None
+    rouge_l_difference: float | None
+    weights_bytes_fraction: float
+    answer_speed_factor: float | None
+
+
 class ClassFigures(MoreFigures):
     """What a classifier reaches; ``None`` where nothing was measured, or where no finite number came out."""
 
@@ -269,6 +291,8 @@ class LanguageEvaluation(EvaluationContext, AnalysisRecord):
     # Where rows of several groups, sources or files were measured; the column of split.group.
     parts: NotRequired[list[PartFigures]]
     group_column: NotRequired[str | None]
+    # Missing where evaluate.quantization is none.
+    quantized: NotRequired[QuantizedEvaluation]
 
 
 class ClassEvaluation(EvaluationContext):

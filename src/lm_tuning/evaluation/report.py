@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from lm_tuning.evaluation.answer_report import answer_sample_sections, answer_sections
 from lm_tuning.evaluation.class_report import class_sections, name_class, name_constant
 from lm_tuning.evaluation.parts import part_sections
+from lm_tuning.evaluation.quantized import quantized_section
 from lm_tuning.evaluation.records import (
     ClassEvaluation,
     EvaluationRecord,
@@ -80,11 +81,18 @@ def _sections_of_parts(result: EvaluationRecord) -> Iterator[Section]:
         yield from part_sections(result["parts"], titles, result.get("group_column"))
 
 
+def _sections_of_quantized(result: EvaluationRecord) -> Iterator[Section]:
+    section = quantized_section(result)
+    if section is not None:
+        yield section
+
+
 SECTIONS: tuple[Callable[[EvaluationRecord], Iterator[Section]], ...] = (
     score_sections,
     _sections_of_classes,
     answer_sections,
     _sections_of_parts,
+    _sections_of_quantized,
     _sample_sections,
 )
 """What a report is built of, in its order. Each yields nothing for a result that it has nothing to say about."""

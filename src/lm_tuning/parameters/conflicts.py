@@ -9,8 +9,8 @@ from importlib.util import find_spec
 
 from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
+from lm_tuning.parameters.evaluate_checks import find_evaluate_problems
 from lm_tuning.parameters.gate import CLASS_FIGURES, find_gate_problems, scores_of_language
-from lm_tuning.parameters.generation import find_generation_problems
 from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.trainer_arguments import (
     BITSANDBYTES_OPTIMIZERS,
@@ -52,7 +52,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_split,
         _check_folds,
         _check_sources,
-        _check_generation,
+        _check_evaluate,
         _check_gate,
     )
     return [conflict for check in checks for conflict in check(parameters)]
@@ -368,8 +368,8 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
             )
 
 
-def _check_generation(parameters: Parameters) -> Iterator[Conflict]:
-    for keys, problem in find_generation_problems(parameters.evaluate.generation, "evaluate.generation"):
+def _check_evaluate(parameters: Parameters) -> Iterator[Conflict]:
+    for keys, problem in find_evaluate_problems(parameters):
         yield Conflict(keys, problem)
 
 
