@@ -119,7 +119,5 @@ def _find_text(header: Header, label: str | None) -> str:
     if len(found) == 1:
         return found[0]
     has = f"{header.path} has the columns {list_columns(header.columns)}"
-    which = (
-        f", of which the text may be {' or '.join(map(repr, found))}" if found else "; none has a usual name of text"
-    )
+    which = ", of which the text may be " + " or ".join(map(repr, found)) if found else "; none is usual for a text"
     raise UserError([f"{has}{which}.{header.inside()}", _HOW_TO_READ])

@@ -253,7 +253,8 @@ class _Collector:
         if not waiting:
             return
         counts, file = SplitCounts(), self.files[-1]
-        columns = [pa.array(values, kind.type) for values, kind in zip(zip(*waiting), self._schema, strict=False)]
+        fields = zip(*(row[: len(self._schema)] for row in waiting), strict=True)
+        columns = [pa.array(values, kind.type) for values, kind in zip(fields, self._schema, strict=True)]
         batch = pa.record_batch(columns, schema=self._schema)
         rendered = self.tokenizer.render(batch, counts)
         tokens = self.tokenizer.finish(rendered, self.tokenizer.encode(rendered), counts)

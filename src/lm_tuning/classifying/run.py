@@ -180,9 +180,7 @@ def describe_predictions(record: PredictionsRecord) -> str:
             f"{labelled['macro_f1']:.4f}."
         )
         if labelled["num_unknown_labels"]:
-            parts.append(
-                f"Labels that are no class of the model: {labelled['num_unknown_labels']:,}, counted as wrong."
-            )
+            parts.append(f"{labelled['num_unknown_labels']:,} labels are no class of the model and count as wrong.")
     largest = ", ".join(f"{line['class']} ({line['num_rows']:,})" for line in record["per_class"][:3])
     return " ".join([*parts, f"Most frequent: {largest}." if largest else ""]).strip()
 
@@ -261,12 +259,21 @@ class _PredictionRun:
         merge_adapter(model)
         assert class_names(model) == names, "the label map and the model's config name the same classes"
         self._on_progress(_LABEL, len(stream), len(table), "rows")
-        began = time.monotonic()
         chunks = score_rows(model, table, left, self._settings.evaluation, pad_id=pad_id, num_classes=len(names))
-        for indices, probabilities in chunks:
-            self._append(indices, probabilities, names)
-            self._on_progress(_LABEL, len(stream), len(table), "rows")
-        self._seconds = time.monotonic() - began
+        began = time.monotonic()
+        try:
+            for indices, probabilities in chunks:
+                self._append(indices, probabilities, names)
+                self._on_progress(_LABEL, len(stream), len(table), "rows")
+        finally:
+            self._seconds = time.monotonic() - began
+            if len(stream) < len(table):  # stopped, or out of memory
+                logger.warning(
+                    "%d of %d rows are predicted and kept in %s: the same command goes on from there.",
+                    len(stream),
+                    len(table),
+                    stream.path,
+                )
         self._num_tokens = int(table.lengths[left].sum())
 
     def describe(self, tuned_folder: Path) -> PredictionsRecord:
@@ -315,7 +322,7 @@ class _PredictionRun:
             name = names[chosen[position]]
             line: PredictedRow = {"row_id": row["row_id"], "text": row["text"], "class": name, "probability": 0.0}
             if len(files) > 1:
-                line = {"row_id": row["row_id"], "file": files[row["file"]]["path"], "row": row["row"], **line}  # type: ignore[typeddict-item]
+                line["file"], line["row"] = files[row["file"]]["path"], row["row"]
             line["probability"] = round(float(best[position]), _DIGITS)
             if not answered[position]:
                 line["class"], line["likeliest"] = None, name

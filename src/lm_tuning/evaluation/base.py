@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, measure_held_out
 from lm_tuning.batching.tasks.registry import task_of
+from lm_tuning.evaluation.forward import forward_passes
 from lm_tuning.evaluation.records import (
     ClassRowsRecord,
     ClassSample,
