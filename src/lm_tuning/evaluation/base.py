@@ -9,17 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-<<<<<<< HEAD
 import numpy as np
-import torch
 
-from lm_tuning.batching import packed_attention
 from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, measure_held_out
 from lm_tuning.batching.row_sums import RowSums
-from lm_tuning.batching.tasks.base import Packing
-=======
-from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, measure_held_out
->>>>>>> m8-classes
 from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.evaluation.forward import forward_passes
 from lm_tuning.evaluation.records import (
@@ -287,12 +280,8 @@ def measure_loss(
             rows,
             micro_batch_tokens=settings.micro_batch_tokens(job.table, num_classes=num_classes),
             device=settings.device,
-<<<<<<< HEAD
-            batching="packed" if packs else "padded",
-            keeps_rows=True,
-=======
             batching=batching,
->>>>>>> m8-classes
+            keeps_rows=True,
             on_progress=job.on_progress,
             label=label,
         )

@@ -127,16 +127,12 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     if not rows.prompts:
         result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
     analysis = analyse_answers(
-<<<<<<< HEAD
         answered_rows(answers),
         scores.scored,
         table=job.table,
         tokenizer=tokenizer,
         num_samples=evaluate.num_samples,
         origins=origins,
-=======
-        answered_rows(answers), scores.scored, table=job.table, tokenizer=tokenizer, num_samples=evaluate.num_samples
->>>>>>> m8-scores
     )
     result = cast("LanguageEvaluation", {**result, **analysis})
     return Comparison(result, answers, ANSWER_COLUMNS, stored, scores.scored)
