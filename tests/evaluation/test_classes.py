@@ -269,15 +269,18 @@ def test_the_node_stores_rows_with_the_columns_of_the_task(tuned: Path, tokens: 
     from lm_tuning.parameters import EnvironmentParameters, EvaluateParameters, ModelParameters
     from lm_tuning.pipelines.evaluate.nodes import evaluate_models as node
 
-    _, result, report, rows = node(
+    saved = node(
         tuned,
         tokens,
         FolderStore(tmp_path / "cache"),
+        tmp_path / "history",
         evaluate=EvaluateParameters(max_loss_rows=None, num_samples=2),
         model=ModelParameters(dtype="float32"),
         environment=EnvironmentParameters(),
         seed=42,
+        output="mine",
     )
+    result, report, rows = (saved[name] for name in ("evaluation", "evaluation_report", "evaluation_samples"))
     assert list(rows.columns) == list(SAMPLE_COLUMNS)
     assert len(rows) == 11
     assert len(result["samples"]) == 2

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from lm_tuning.evaluation.analysis_records import AnalysisRecord
 from lm_tuning.evaluation.class_records import Abstaining, CalibrationBin, CoveragePoint, HardRow
+from lm_tuning.evaluation.statistics.records import (
+    EarlierRunRecord,
+    GateCount,
+    GateRecord,
+    ScoreMetrics,
+    ScoreRecord,
+)
 from lm_tuning.generation.answers import FinishReason
 
 
@@ -21,6 +29,13 @@ class LossRecord(TypedDict):
     unit: Literal["token", "row"]
 
 
+class LossRowsRecord(TypedDict):
+    """What each row adds to a loss; ``None`` for nats that are no finite number."""
+
+    nats: list[float | None]
+    num_right: list[int]
+
+
 class MeasurementRecord(TypedDict):
     """What the store of base evaluations keeps of a language model: its loss, and its answer to each prompt."""
 
@@ -29,6 +44,7 @@ class MeasurementRecord(TypedDict):
     # Not there where an earlier version measured.
     finish_reasons: NotRequired[list[FinishReason]]
     log_probs: NotRequired[list[float | None]]
+    rows: NotRequired[LossRowsRecord]
 
 
 class ClassRowsRecord(TypedDict):
@@ -38,25 +54,45 @@ class ClassRowsRecord(TypedDict):
 
 
 class LanguageFigures(TypedDict):
-    """What one language model reaches; ``None`` where nothing was measured, or where no finite number came out."""
+    """What one language model reaches; ``None`` where nothing was measured, or where no finite number came out.
+
+    Scores of a project's own stand beside these under their dotted names.
+    """
 
     nats_per_token: float | None
     perplexity: float | None
+    bits_per_byte: float | None
+    token_accuracy: float | None
     rouge_l: float | None
     rouge_1: float | None
     rouge_2: float | None
+    # Not there where evaluate.scores.names does not ask for them.
+    rouge_l_sum: NotRequired[float | None]
+    rouge_sum: NotRequired[float | None]
+    bleu: NotRequired[float | None]
+    chrf: NotRequired[float | None]
+    exact_match: NotRequired[float | None]
+    json_valid: NotRequired[float | None]
+    json_schema: NotRequired[float | None]
     # What the loss is divided by.
     num_tokens: int
+    num_bytes: int
     # What the means of ROUGE are over; an answer without a single word is in them as 0.
     num_generated: int
     num_empty: int
+    # Answers in which evaluate.scores.answer_pattern found nothing; exact_match counts them as wrong.
+    num_without_answer: NotRequired[int]
 
 
 class LanguageImprovement(TypedDict):
-    """What tuning changed; positive is better."""
+    """What tuning changed; positive is better.
+
+    Of every further score there is its difference, named like ``rouge_l_difference``.
+    """
 
     nats_per_token_fraction: float | None
     perplexity_fraction: float | None
+    bits_per_byte_fraction: float | None
     rouge_l_difference: float | None
 
 
@@ -73,8 +109,9 @@ class LanguageSample(TypedDict):
 class LanguageAnswer(LanguageSample):
     """A sample with the ROUGE-L of both answers, why they ended, and the logarithms of their probabilities."""
 
-    base_rouge_l: float
-    tuned_rouge_l: float
+    # None where evaluate.scores.names does not ask for it.
+    base_rouge_l: float | None
+    tuned_rouge_l: float | None
     # None where nobody knows: beam search tells no probabilities, and earlier versions noted none of this.
     base_finish_reason: FinishReason | None
     tuned_finish_reason: FinishReason | None
@@ -89,6 +126,38 @@ class MoreFigures(TypedDict):
     weighted_f1: float | None
     # ``None`` where there are too few classes, or evaluate.top_k says so.
     top_k_accuracy: float | None
+
+
+class PartFigures(TypedDict):
+    """The scores, by name, of the rows of one group, source or file; ``None`` where none of them was scored."""
+
+    by: Literal["group", "source", "file"]
+    name: str
+    num_rows: int
+    base: dict[str, float | None]
+    tuned: dict[str, float | None]
+
+
+class ModelUsage(TypedDict):
+    """What one model took: memory in bytes, tokens per second; ``None`` where there was nothing to do."""
+
+    weights_bytes: int
+    loss_tokens_per_second: float | None
+    answer_tokens_per_second: float | None
+
+
+class QuantizedEvaluation(TypedDict):
+    """The tuned model with its weights in fewer bits, against itself as it was trained."""
+
+    quantization: Literal["int8", "nf4"]
+    figures: LanguageFigures
+    usage: ModelUsage
+    unquantized_usage: ModelUsage
+    # By how much the loss rose, as a share of the one as trained; by how much ROUGE-L rose.
+    nats_per_token_rise_fraction: float | None
+    rouge_l_difference: float | None
+    weights_bytes_fraction: float
+    answer_speed_factor: float | None
 
 
 class ClassFigures(MoreFigures):
@@ -173,6 +242,13 @@ class ClassSample(TypedDict):
     is_likely_mislabelled: bool
 
 
+class ModelDigests(TypedDict):
+    """What names the weights of both models."""
+
+    base: str
+    tuned: str
+
+
 class EvaluationContext(TypedDict):
     """What every result says of the models and rows that were compared."""
 
@@ -183,10 +259,18 @@ class EvaluationContext(TypedDict):
     warnings: list[str]
     # Why nothing was measured. All figures are missing then.
     skipped: str | None
+    # How sure the scores are; the first of them is the one of the verdict. See evaluation/conclusion.py.
+    model_digests: NotRequired[ModelDigests]
+    verdict: NotRequired[str]
+    scores: NotRequired[list[ScoreRecord]]
+    intervals: NotRequired[dict[str, ScoreMetrics]]
+    earlier_run: NotRequired[EarlierRunRecord | None]
+    gate: NotRequired[list[GateRecord]]
+    gate_bounds: NotRequired[GateCount]
 
 
-class LanguageEvaluation(EvaluationContext):
-    """``evaluation.json`` of a language model."""
+class LanguageEvaluation(EvaluationContext, AnalysisRecord):
+    """``evaluation.json`` of a language model; without an analysis where nothing was measured."""
 
     task: Literal["causal_lm", "seq2seq_lm"]
     # Rows whose loss was measured, and rows of the split: fewer are measured where evaluate.max_loss_rows says so.
@@ -200,6 +284,15 @@ class LanguageEvaluation(EvaluationContext):
     generation: NotRequired[str]
     # Why no row was answered; missing where some were.
     no_answers: NotRequired[str]
+    # How each score is computed, by its name.
+    signatures: NotRequired[dict[str, str]]
+    # Why a score of the project's own is missing, by its name.
+    failed_scores: NotRequired[dict[str, str]]
+    # Where rows of several groups, sources or files were measured; the column of split.group.
+    parts: NotRequired[list[PartFigures]]
+    group_column: NotRequired[str | None]
+    # Missing where evaluate.quantization is none.
+    quantized: NotRequired[QuantizedEvaluation]
 
 
 class ClassEvaluation(EvaluationContext):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
+from lm_tuning.evaluation.answer_report import answer_sample_sections, answer_sections
 from lm_tuning.evaluation.class_report import class_sections, name_class, name_constant
+from lm_tuning.evaluation.parts import part_sections
+from lm_tuning.evaluation.quantized import quantized_section
 from lm_tuning.evaluation.records import (
     ClassEvaluation,
     EvaluationRecord,
     LanguageEvaluation,
     TrainingFacts,
 )
+from lm_tuning.evaluation.score_report import score_sections, verdict_blocks
 from lm_tuning.findings import Issue
 from lm_tuning.reporting.document import (
     Block,
@@ -20,7 +23,6 @@ from lm_tuning.reporting.document import (
     Item,
     Items,
     Paragraph,
-    Preformatted,
     Report,
     Sample,
     Section,
@@ -46,21 +48,66 @@ def compose_report(result: EvaluationRecord, facts: TrainingFacts) -> Report:
     if result["skipped"]:
         return Report("Evaluation", describe_outcome(result), closing=closing)
     warnings = [Issue("warn", "evaluation", warning) for warning in result["warnings"]]
-    base, sections = "Base", []
-    if result["task"] == "sequence_classification":
-        base, sections = "Majority class", list(class_sections(result))
-    if result["samples"]:
-        sections.append(Section("samples", "Samples", list(_samples(result))))
+    base = "Majority class" if result["task"] == "sequence_classification" else "Base"
     return Report(
         "Evaluation",
+        tiles=_tiles(result),
         summary=[
             *([Issues(warnings)] if warnings else []),
+            *verdict_blocks(result),
             Paragraph(_describe_rows(result)),
             Table("", ("", base, "Tuned", "Change"), _figures(result)),
         ],
-        sections=sections,
+        sections=[section for build in SECTIONS for section in build(result)],
         closing=closing,
     )
+
+
+def _sections_of_classes(result: EvaluationRecord) -> Iterator[Section]:
+    if result["task"] == "sequence_classification":
+        yield from class_sections(result)
+
+
+def _sample_sections(result: EvaluationRecord) -> Iterator[Section]:
+    if result["task"] == "sequence_classification":
+        yield from _class_samples(result)
+    else:
+        yield from answer_sample_sections(result)
+
+
+def _sections_of_parts(result: EvaluationRecord) -> Iterator[Section]:
+    if result["task"] != "sequence_classification" and "parts" in result:
+        titles = {score["name"]: score["title"] for score in result.get("scores", [])}
+        yield from part_sections(result["parts"], titles, result.get("group_column"))
+
+
+def _sections_of_quantized(result: EvaluationRecord) -> Iterator[Section]:
+    section = quantized_section(result)
+    if section is not None:
+        yield section
+
+
+SECTIONS: tuple[Callable[[EvaluationRecord], Iterator[Section]], ...] = (
+    score_sections,
+    _sections_of_classes,
+    answer_sections,
+    _sections_of_parts,
+    _sections_of_quantized,
+    _sample_sections,
+)
+"""What a report is built of, in its order. Each yields nothing for a result that it has nothing to say about."""
+
+
+def _tiles(result: EvaluationRecord) -> list[tuple[str, str]]:
+    """Return the few figures that a page begins with."""
+    scores = result.get("scores", [])
+    tiles = []
+    for score in scores[:2]:
+        for name, record in (("tuned", score["tuned"]), ("base", score["base"])):
+            tiles.append((f"{score['title']}, {name}", write_number(record["value"], 3)))
+    if scores:
+        tiles.append(("than the base", scores[0]["outcome"]))
+    return [*tiles, ("rows", _count_rows(result).removesuffix(" rows").removesuffix(" row"))]
 
 
 def describe_outcome(result: EvaluationRecord) -> str:
@@ -170,50 +217,12 @@ def _describe_classes(result: ClassEvaluation) -> str:
     return f"{_count_rows(result)}, {count_of(len(result['per_class']), 'class')} in them or predicted. {said}"
 
 
-def _samples(result: EvaluationRecord) -> Iterator[Block]:
-    if result["task"] == "sequence_classification":
-        for row in result["samples"]:
-            reference, tuned = name_class(row["reference"]), name_class(row["tuned"])
-            verdict = f"{reference}, rightly" if reference == tuned else f"{reference}, taken for {tuned}"
-            title = f"Row {row['row_id']}: {verdict} (probability {row['probability']:.2f})"
-            yield Sample(title, "Text", keep_ends(row["text"], _TEXT_CHARACTERS))
-        return
-    # The template and a fixed instruction can be longer than all the rest, and would be all that the samples show.
-    shared, questions, ending = split_shared([sample["prompt"] for sample in result["samples"]])
-    if shared or ending:
-        title = "What all these prompts begin and end with is shown once:"
-        yield Preformatted(f"{shared}…{ending}", title, is_brief=False)
-    for sample, question in zip(result["samples"], questions, strict=True):
-        answers = {"Reference": sample["reference"], "Base": sample["base"], "Tuned": sample["tuned"]}
-        yield Sample(
-            f"Row {sample['row_id']}",
-            "Prompt",
-            keep_ends(question, _TEXT_CHARACTERS),
-            {name: keep_ends(text, _TEXT_CHARACTERS) for name, text in answers.items()},
-        )
-
-
-def split_shared(prompts: Sequence[str]) -> tuple[str, list[str], str]:
-    """Remove the lines that all prompts begin and end with: the template's, and a fixed instruction.
-
-    Args:
-        prompts: decoded prompts.
-
-    Returns:
-        The shared start and end, in whole lines, and what lies between them in each prompt. Nothing is shared by a
-        single prompt.
-    """
-    # Of a single prompt, or of equal ones, everything would be shared and nothing shown.
-    if len(set(prompts)) < 2:
-        return "", list(prompts), ""
-    # Whole lines: a common beginning of words would tear the prompts apart in the middle of a sentence.
-    start = _whole_lines(os.path.commonprefix(list(prompts)))
-    rests = [prompt[len(start) :] for prompt in prompts]
-    # The common beginning of the reversed texts, looked for behind the shared start, so that both cannot overlap.
-    ending = _whole_lines(os.path.commonprefix([rest[::-1] for rest in rests]))[::-1]
-    return start, [rest[: len(rest) - len(ending)] for rest in rests], ending
-
-
-def _whole_lines(text: str) -> str:
-    """Cut a text after its last line break."""
-    return text[: text.rfind("\n") + 1]
+def _class_samples(result: ClassEvaluation) -> Iterator[Section]:
+    blocks = []
+    for row in result["samples"]:
+        reference, tuned = name_class(row["reference"]), name_class(row["tuned"])
+        verdict = f"{reference}, rightly" if reference == tuned else f"{reference}, taken for {tuned}"
+        title = f"Row {row['row_id']}: {verdict} (probability {row['probability']:.2f})"
+        blocks.append(Sample(title, "Text", keep_ends(row["text"], _TEXT_CHARACTERS)))
+    if blocks:
+        yield Section("samples", "Samples", blocks)

@@ -8,9 +8,11 @@ from pathlib import Path
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.base import Comparison, EvaluationJob
 from lm_tuning.evaluation.classes import compare_with_majority
+from lm_tuning.evaluation.conclusion import conclude
 from lm_tuning.evaluation.language import compare_language_models
 from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.models.tuned import read_tuning
+from lm_tuning.parameters.evaluate import HeldOutChoice
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.threads import heap_set_aside
 from lm_tuning.storage.folders import FolderStore, read_manifest
@@ -28,8 +30,10 @@ def evaluate_models(
     settings: EvaluationSettings,
     *,
     on_progress: OnProgress = ignore_progress,
+    history: Path | None = None,
+    output: str = "",
 ) -> Comparison:
-    """Measure base and tuned model on the test split, or on the validation split when there is no test row.
+    """Measure base and tuned model on held-out rows: the split that ``evaluate.split`` says.
 
     The base model's measurement is reused while the model, the rows and the settings that decide it stay. For an
     adapter the base is loaded once and gets the adapter afterwards; otherwise one model is loaded after the other. A
@@ -41,6 +45,8 @@ def evaluate_models(
         base_cache: where measurements of base models are kept.
         settings: everything else that decides the figures.
         on_progress: told the rows done.
+        history: where the row scores of earlier models are kept; ``None`` keeps and compares with none.
+        output: name of the result folders, which later runs name this one by.
 
     Returns:
         The comparison; without held-out rows one that says so.
@@ -51,7 +57,7 @@ def evaluate_models(
     tuning = read_tuning(tuned_folder)
     tokens_key = read_manifest(tokens_folder)["key"]
     _check_tokens(tuned_folder, tuning.get("tokens_key"), tokens_key)
-    split, table = choose_split(tokens_folder)
+    split, table = choose_split(tokens_folder, settings.evaluate.split)
     job = EvaluationJob(
         settings=settings,
         tuning=tuning,
@@ -62,28 +68,44 @@ def evaluate_models(
         table=table,
         base_cache=base_cache,
         on_progress=on_progress,
+        history=history,
+        output=output,
     )
     # An encoder-decoder is a language model here: loss by token and answers, only that it reads the prompt apart.
     is_classifier = tuning["task"] == "sequence_classification"
     with heap_set_aside():  # garbage is collected by hand between two models
         compared = compare_with_majority(job) if is_classifier else compare_language_models(job)
+        compared = conclude(compared, job)
     for warning in compared.result["warnings"]:
         logger.warning("%s", warning)
     return compared
 
 
-def choose_split(tokens_folder: Path) -> tuple[str | None, TokenTable]:
-    """Choose the split to evaluate: ``test`` if it has supervised rows, else ``validation``.
+def choose_split(tokens_folder: Path, wanted: HeldOutChoice = "auto") -> tuple[str | None, TokenTable]:
+    """Choose the split to evaluate.
+
+    Args:
+        tokens_folder: a published folder of tokenized splits.
+        wanted: ``validation``, ``test``, or ``auto``: ``test`` if it has supervised rows, else ``validation``.
 
     Returns:
         The split's name, ``None`` when neither has any, and its table.
+
+    Raises:
+        UserError: the wanted split has no supervised row.
     """
-    table = open_split(tokens_folder, "test")
-    # By what is supervised and not by rows: of a row without any nothing can be measured.
-    if table.num_supervised.any():
-        return "test", table
-    table = open_split(tokens_folder, "validation")
-    return ("validation" if table.num_supervised.any() else None), table
+    names: tuple[str, ...] = ("test", "validation") if wanted == "auto" else (wanted,)
+    tables = {name: open_split(tokens_folder, name) for name in names}
+    for name, table in tables.items():
+        # By what is supervised and not by rows: of a row without any nothing can be measured.
+        if table.num_supervised.any():
+            return name, table
+    if wanted != "auto":
+        raise UserError(
+            f"evaluate.split = {wanted}, but that split has no row to evaluate on: set split.{wanted} or "
+            f"data.{wanted}_path and train again, or evaluate.split = auto."
+        )
+    return None, tables["validation"]
 
 
 def _check_tokens(tuned_folder: Path, trained_on: str | None, tokens_key: str) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, ParameterGroup
 from lm_tuning.parameters.class_scores import Threshold, TopK
-from lm_tuning.parameters.generation import GenerationParameters
+from lm_tuning.parameters.gate import Gate
+from lm_tuning.parameters.generation import GenerationParameters, QuantizationName
+from lm_tuning.parameters.scores import ScoreParameters
 
-QuantizationName = Literal["none", "int8", "nf4"]
+HeldOutChoice = Literal["auto", "validation", "test"]
 
 
 class EvaluateParameters(ParameterGroup):
     """How much is measured on held-out rows, for the base model and for the tuned one."""
 
-    split: Literal["auto", "validation", "test"] = "auto"
+    split: HeldOutChoice = "auto"
     """Which held-out rows: auto takes test, and validation where test has none; validation is for choosing by it."""
 
     # The defaults of this group keep an evaluation on a CPU to minutes; recipes for a GPU raise them.
@@ -22,7 +26,10 @@ class EvaluateParameters(ParameterGroup):
     """Held-out rows for loss and perplexity, or for a classifier's accuracy and macro-F1; null takes all."""
 
     num_generate_rows: CountOrZero = 64
-    """Held-out rows answered by both models for ROUGE-L; 0 skips generation, the slow part."""
+    """Held-out rows answered by both models for the scores; 0 skips generation, the slow part."""
+
+    scores: ScoreParameters = ScoreParameters()
+    """Which scores the answers get."""
 
     generation: GenerationParameters = GenerationParameters()
     """How both models answer; the settings that came with them are set aside."""
@@ -38,6 +45,10 @@ class EvaluateParameters(ParameterGroup):
 
     num_samples: CountOrZero = 5
     """Rows shown in the report, each with both models' answers or with its class."""
+
+    gate: Gate = Field(default={})
+    """What the tuned model must reach, score by score: a number, better or not_worse (than the base, beyond chance);
+    a run that misses one keeps its results and ends with exit code 3."""
 
     top_k: TopK = "auto"
     """Classes among which a row's own has to be for a classifier's top-k accuracy; auto takes 5 where there are more

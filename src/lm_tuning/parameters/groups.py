@@ -81,7 +81,7 @@ class TrackingParameters(ParameterGroup):
 
 # Names that stand for something else where outputs lie: converted base models and batch plans in data/06_models, the
 # lock of the tracking store in data/.locks; and names that Windows keeps for devices.
-RESERVED_OUTPUTS = frozenset({"base", "batch_plans", "mlflow"})
+RESERVED_OUTPUTS = frozenset({"base", "batch_plans", "evaluation_history", "mlflow"})
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 )

@@ -82,6 +82,8 @@ _GROUPS = {
         "base.": "base/",
         "tuned.": "{split}/tuned_",
         "improvement.": "{split}/improvement_",
+        "intervals.": "{split}/interval_",
+        "gate_bounds.": "{split}/gate_",
         "": "{split}/",
     },
 }

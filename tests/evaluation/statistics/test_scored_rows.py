@@ -103,13 +103,19 @@ def test_chance_is_called_a_difference_in_about_one_of_twenty() -> None:
 
 
 def test_shares_near_the_edge_have_an_interval() -> None:
-    none, all_right = (interval(score(np.full(50, value)), seed=1) for value in (0.0, 1.0))
+    none, all_right = (interval(score(np.full(50, value), unit="0 to 1"), seed=1) for value in (0.0, 1.0))
     theirs = stats.binomtest(0, 50).proportion_ci(method="wilson")
     assert (none.low, none.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
     assert all_right.low == pytest.approx(1 - theirs.high)
     assert (none.value, all_right.value, all_right.high) == (0, 1, 1)
-    same = compare(score(np.zeros(50)), score(np.zeros(50)), seed=1)
+    wrong = score(np.zeros(50), unit="0 to 1")
+    same = compare(wrong, wrong, seed=1)
     assert same.low < -0.02 < 0.02 < same.high, "50 wrong rows of both do not show that the models are equal"
+
+
+def test_a_score_without_bounds_is_never_taken_for_a_share() -> None:
+    assert interval(score(np.zeros(50)), seed=1).high == 0
+    assert not score([0.0, 1.0]).is_binary
 
 
 def test_too_few_rows_have_neither_interval_nor_test() -> None:

@@ -29,6 +29,9 @@ of fewer than about 10 draws the same few sums again and again."""
 FEW_ROWS = 30
 """With fewer rows the interval is given, and said to be rough."""
 
+UNIT_SHARE = "0 to 1"
+"""Unit of scores that cannot lie outside of 0 and 1."""
+
 LEVEL = 0.95
 SIGNIFICANT = 0.05
 
@@ -107,8 +110,11 @@ class ScoredRows:
 
     @property
     def is_binary(self) -> bool:
-        """Whether it is a mean of values that are 0 or 1, one a row, as accuracy and exact match are."""
-        if self.combine is not ratio:
+        """Whether it is a mean of values that are 0 or 1, one a row, as accuracy and exact match are.
+
+        Also that of a score from 0 to 1 that happens to be at its ends alone, such as an answer that shares no word.
+        """
+        if self.combine is not ratio or self.unit != UNIT_SHARE:
             return False
         values, counts = dense(self.statistics).T
         return bool(((values == 0) | (values == 1)).all() and (counts == 1).all())
