@@ -21,7 +21,7 @@ from lm_tuning.data.records import SourceFile
 from lm_tuning.data.sources.describe import describe_named
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.calibration import is_answered
-from lm_tuning.evaluation.classes import class_names
+from lm_tuning.evaluation.class_quantized import class_names
 from lm_tuning.evaluation.settings import EvaluationSettings, choose_settings
 from lm_tuning.json_types import JsonObject
 from lm_tuning.models.loading import load_tokenizer
