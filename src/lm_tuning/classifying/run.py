@@ -21,12 +21,12 @@ from lm_tuning.data.records import SourceFile
 from lm_tuning.data.sources.describe import describe_named
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.calibration import is_answered
-from lm_tuning.evaluation.classes import class_names
+from lm_tuning.evaluation.class_quantized import class_names
 from lm_tuning.evaluation.settings import EvaluationSettings, choose_settings
 from lm_tuning.json_types import JsonObject
 from lm_tuning.models.loading import load_tokenizer
 from lm_tuning.models.record import TuningRecord
-from lm_tuning.models.tuned import load_tuned, merge_adapter, read_label_map, read_tuning
+from lm_tuning.models.tuned import load_tuned, read_label_map, read_tuning
 from lm_tuning.parameters.data import DataParameters, TokenizeParameters
 from lm_tuning.parameters.evaluate import EvaluateParameters
 from lm_tuning.parameters.groups import EnvironmentParameters, ModelParameters
@@ -255,8 +255,8 @@ class _PredictionRun:
             self._tally.add(cast(PredictedRow, done))
         if not len(left):
             return
+        # An adapter stays beside the weights: adding it to them would round, and this is the model that was evaluated.
         model = load_tuned(tuned_folder, **self._settings.evaluation.loading)
-        merge_adapter(model)
         assert class_names(model) == names, "the label map and the model's config name the same classes"
         self._on_progress(_LABEL, len(stream), len(table), "rows")
         chunks = score_rows(model, table, left, self._settings.evaluation, pad_id=pad_id, num_classes=len(names))
