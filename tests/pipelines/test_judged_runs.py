@@ -134,9 +134,21 @@ def test_rows_with_a_wrong_answer_are_the_hardest(judged: Judged) -> None:
 
 
 def test_answers_are_sorted_into_kinds(judged: Judged) -> None:
-    kinds = {kind["kind"]: kind for kind in judged.result()["answer_kinds"]}
-    assert kinds["equal to the reference"]["num_tuned"] > 10
+    import pandas as pd
+
+    result = judged.result()
+    kinds = {kind["kind"]: kind for kind in result["answer_kinds"]}
     assert kinds["empty"]["num_base"] > 50, "the random base says nothing that can be read"
+    answers = pd.read_csv(judged.folder / "data/07_model_output/smoke/evaluation_samples.csv", keep_default_na=False)
+    cut_off = int((answers["tuned_finish_reason"] == "length").sum())
+    assert cut_off == kinds.get("cut off at the longest answer", {"num_tuned": 0})["num_tuned"]
+    by_id = dict(zip(answers["row_id"], answers["tuned"], strict=True))
+    texts = {row["row_id"]: row for row in result["row_texts"]}
+    for row_id in (*result["best_rows"], *result["worst_rows"]):
+        assert texts[row_id]["tuned"] == by_id[row_id]
+    score = answers.set_index("row_id")["tuned_rouge_l"]
+    assert min(score[result["best_rows"]]) == sorted(score)[-3]
+    assert max(score[result["worst_rows"]]) == sorted(score)[2]
 
 
 def test_mlflow_has_intervals_table_page_and_plots(judged: Judged) -> None:
@@ -176,7 +188,7 @@ def test_a_gate_that_is_missed_is_exit_code_3_with_all_results(judged: Judged) -
     )
     assert last[1] == "All results are kept, and the run in MLflow is finished."
     assert "Traceback" not in printed
-    assert "rouge_l not reached" in page.read_text()
+    assert "<code>evaluate.gate.rouge_l</code> not reached" in page.read_text()
     run = judged.last_mlflow_run()
     assert run.info.status == "FINISHED"
     assert run.data.metrics["test/gate_num_not_reached"] == 1
