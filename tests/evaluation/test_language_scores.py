@@ -19,7 +19,7 @@ from lm_tuning.evaluation import language
 from lm_tuning.evaluation.results import Comparison, evaluate_models
 from lm_tuning.models import loading
 from lm_tuning.models.tuned import load_tuned
-from lm_tuning.storage.folders import FolderStore
+from lm_tuning.storage.folders import FolderStore, StagedFolder
 from lm_tuning.text.store.origins import ORIGINS_NAME
 from lm_tuning.text.store.table import TokenTable, open_split
 from tests.evaluation.reports import as_markdown
@@ -115,10 +115,12 @@ def test_a_measurement_of_an_earlier_version_is_used_as_far_as_it_goes(
 ) -> None:
     cache = FolderStore(tmp_path / "cache")
     first = compare(tuned, tokens, cache.root)
-    folder = cache.publish(first.base_evaluation)
-    stored = json.loads((folder / "measurement.json").read_text())
+    staged = first.base_evaluation
+    assert isinstance(staged, StagedFolder)
+    stored = json.loads((staged.path / "measurement.json").read_text())
     del stored["rows"]
-    (folder / "measurement.json").write_text(json.dumps(stored))
+    (staged.path / "measurement.json").write_text(json.dumps(stored))
+    folder = cache.publish(staged)
     second = compare(tuned, tokens, cache.root)
     for name in ("nats_per_token", "bits_per_byte", "rouge_l"):
         assert second.result["base"][name] == first.result["base"][name]  # type: ignore[literal-required]
