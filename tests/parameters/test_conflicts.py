@@ -329,3 +329,11 @@ def test_held_out_rows_have_no_weight(valid: dict[str, Any], rows: Any) -> None:
 def test_a_list_of_sources_names_one(valid: dict[str, Any], key: str) -> None:
     (problem,) = problems(valid, data={key: []})
     assert problem.startswith(f"data.{key} is an empty list")
+
+
+def test_settings_of_classes_are_refused_beside_a_language_model(valid: dict[str, Any]) -> None:
+    found = problems(valid, evaluate={"top_k": 50, "abstain_below": 0.5})
+    assert len(found) == 2
+    assert "set evaluate.generation.top_k" in found[0]
+    assert "evaluate.abstain_below = 0.5 is about the classes of a classifier" in found[1]
+    assert problems(valid, evaluate={"top_k": "auto"}) == []

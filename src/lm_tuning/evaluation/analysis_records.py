@@ -38,8 +38,10 @@ class HardRowRecord(TypedDict):
     num_tokens: int
     base_nats_per_token: float
     tuned_nats_per_token: float
-    # Far above what is usual among these rows, and no lower than under the base.
+    # Far above what is usual among these rows, and hardly lower than under the base.
     is_suspect: bool
+    # File and row; missing where it is not known.
+    where: NotRequired[str]
 
 
 class RowTextRecord(TypedDict):
@@ -56,6 +58,15 @@ class RowTextRecord(TypedDict):
     tuned_kinds: NotRequired[list[str]]
 
 
+class HistogramRecord(TypedDict):
+    """How a quantity is spread over the rows: counts in bins of equal width, by what they are of."""
+
+    title: str
+    unit: str
+    edges: list[float]
+    counts: dict[str, list[int]]
+
+
 class AnalysisRecord(TypedDict, total=False):
     """Everything that the analysis adds to ``evaluation.json``."""
 
@@ -65,3 +76,4 @@ class AnalysisRecord(TypedDict, total=False):
     best_rows: list[int]
     worst_rows: list[int]
     row_texts: list[RowTextRecord]
+    histograms: list[HistogramRecord]

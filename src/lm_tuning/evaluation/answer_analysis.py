@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from lm_tuning.evaluation.analysis_records import (
     AnalysisRecord,
     HardRowRecord,
+    HistogramRecord,
     KindRecord,
     LengthRecord,
     RowTextRecord,
@@ -22,6 +24,7 @@ from lm_tuning.evaluation.statistics.outcomes import ScoredPairs
 from lm_tuning.evaluation.statistics.scored_rows import MIN_ROWS, ScoredRows, dense
 from lm_tuning.generation.generate import collect_prompts
 from lm_tuning.text.decoding import decode
+from lm_tuning.text.store.origins import Origins
 from lm_tuning.text.store.table import TokenTable
 
 FloatArray = npt.NDArray[np.float64]
@@ -31,7 +34,10 @@ NUM_HARD_ROWS = 10
 NUM_LENGTHS = 4
 
 SUSPECT_DEVIATIONS = 3.0
-"""How many standard deviations, by the median deviation, a loss lies above the median to be suspect."""
+"""How many standard deviations, by the median deviation, a loss lies above the median, and its fall below, to be
+suspect."""
+
+NUM_BINS = 24
 
 LOSS = "nats_per_token"
 
@@ -104,7 +110,13 @@ class _Scores:
 
 
 def analyse_answers(
-    rows: Sequence[AnsweredRow], scored: ScoredPairs, *, table: TokenTable, tokenizer: Any, num_samples: int
+    rows: Sequence[AnsweredRow],
+    scored: ScoredPairs,
+    *,
+    table: TokenTable,
+    tokenizer: Any,
+    num_samples: int,
+    origins: Origins | None = None,
 ) -> AnalysisRecord:
     """Analyse the answers and the losses of both models.
 
@@ -114,6 +126,7 @@ def analyse_answers(
         table: the evaluated rows.
         tokenizer: the one that made them.
         num_samples: how many of the best and of the worst rows are shown.
+        origins: where the rows came from; ``None`` where it was not noted.
     """
     scores = _first_score(rows, scored)
     kinds = [(row.base_kinds, row.tuned_kinds) for row in rows]
@@ -122,6 +135,9 @@ def analyse_answers(
     num_shown = min(num_samples, len(by_score) // 2)
     worst, best = by_score[:num_shown], by_score[::-1][:num_shown]
     hard = list_hard_rows(*scored[LOSS]) if LOSS in scored else []
+    if origins is not None:
+        for row in hard:
+            row["where"] = origins.describe(row["row_id"])
     found_kinds = _count_kinds(rows, kinds, scores)
     named = [*best, *worst, *(row_id for kind in found_kinds for row_id in kind["row_ids"])]
     texts = _texts_of_answered(rows, kinds, scores, set(named) | {each["row_id"] for each in hard})
@@ -133,14 +149,15 @@ def analyse_answers(
         "best_rows": best,
         "worst_rows": worst,
         "row_texts": list(texts.values()),
+        "histograms": list(_histograms(rows, scored)),
     }
 
 
 def list_hard_rows(base: ScoredRows, tuned: ScoredRows) -> list[HardRowRecord]:
     """List the rows with the highest loss under the tuned model.
 
-    A row whose loss is far above the usual one, and that tuning has not made likelier while it did so with the others,
-    may have a wrong answer: it is marked.
+    A row whose loss is far above the usual one contradicts the others or is hard; where tuning has lowered it by far
+    less than usual, too, it was not hard before: it may have a wrong answer, and is marked.
 
     Args:
         base: nats and supervised tokens of each row under the base.
@@ -152,7 +169,8 @@ def list_hard_rows(base: ScoredRows, tuned: ScoredRows) -> list[HardRowRecord]:
     known = np.flatnonzero(np.isfinite(before) & np.isfinite(after))
     if not len(known):
         return []
-    limit = _limit_of_usual(after[known])
+    # Far above the usual loss, and far below the usual fall of it, which is far above the usual rise.
+    limit, limit_of_rise = _limit_of_usual(after[known]), _limit_of_usual(after[known] - before[known])
     hardest = known[np.argsort(-after[known], kind="stable")][:NUM_HARD_ROWS]
     return [
         {
@@ -160,10 +178,43 @@ def list_hard_rows(base: ScoredRows, tuned: ScoredRows) -> list[HardRowRecord]:
             "num_tokens": int(tokens[index]),
             "base_nats_per_token": float(before[index]),
             "tuned_nats_per_token": float(after[index]),
-            "is_suspect": bool(after[index] > limit and after[index] >= before[index]),
+            "is_suspect": bool(after[index] > limit and after[index] - before[index] > limit_of_rise),
         }
         for index in hardest
     ]
+
+
+def _histograms(rows: Sequence[AnsweredRow], scored: ScoredPairs) -> Iterator[HistogramRecord]:
+    """Yield how losses and lengths are spread."""
+    if LOSS in scored:
+        base, tuned = scored[LOSS]
+        losses = {"base": base.row_values, "tuned": tuned.row_values}
+        yield from _histogram(losses, title="Held-out loss by row", unit="nats per token")
+    lengths = {
+        "reference": np.array([len(row.reference) for row in rows]),
+        "base": np.array([len(row.base) for row in rows]),
+        "tuned": np.array([len(row.tuned) for row in rows]),
+    }
+    yield from _histogram(lengths, title="Length of answers", unit="characters")
+
+
+def _histogram(
+    values: Mapping[str, npt.NDArray[np.number[Any]]], *, title: str, unit: str
+) -> Iterator[HistogramRecord]:
+    finite = {name: each[np.isfinite(each)] for name, each in values.items()}
+    everything = np.concatenate(list(finite.values())).astype(np.float64)
+    if not len(everything) or everything.min() == everything.max():
+        return  # one bar says nothing
+    low, high = float(everything.min()), float(everything.max())
+    edges: list[float]
+    if all(np.issubdtype(each.dtype, np.integer) for each in finite.values()):
+        # Integers in bins of integers, and written so.
+        width = max(1, math.ceil((high - low + 1) / NUM_BINS))
+        edges = [*range(int(low), int(high) + 1 + width, width)]
+    else:
+        edges = np.linspace(low, high, NUM_BINS + 1).tolist()
+    counts = {name: np.histogram(each, bins=edges)[0].tolist() for name, each in finite.items()}
+    yield {"title": title, "unit": unit, "edges": edges, "counts": counts}
 
 
 def _limit_of_usual(values: FloatArray) -> float:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from lm_tuning.evaluation.analysis_records import LengthRecord, RowTextRecord
+from lm_tuning.evaluation.analysis_records import HistogramRecord, LengthRecord, RowTextRecord
 from lm_tuning.evaluation.answer_kinds import RULES
 from lm_tuning.evaluation.records import EvaluationRecord, LanguageEvaluation
 from lm_tuning.reporting.document import (
     Block,
     Cell,
+    Histogram,
     Inline,
     Item,
     Items,
@@ -40,6 +41,8 @@ def answer_sections(result: EvaluationRecord) -> Iterator[Section]:
         yield Section("kinds", "Answers by kind", list(_kinds(result)))
     if lengths := result.get("answer_lengths"):
         yield Section("lengths", "Answers by length", list(_lengths(result, lengths)), is_brief=False)
+    if histograms := result.get("histograms"):
+        yield Section("spread", "Losses and lengths", [_histogram(each) for each in histograms], is_brief=False)
     if result.get("hard_rows"):
         yield Section("hard", "Hardest rows", list(_hard_rows(result)), is_brief=False)
 
@@ -69,9 +72,9 @@ def answer_sample_sections(result: LanguageEvaluation) -> Iterator[Section]:
     # Under the first heading that it fits, since each has one anchor. What is drawn at random is for the terminal too.
     groups = [
         ("samples", "Samples", [sample["row_id"] for sample in result["samples"]]),
-        ("best", f"Best answers of the tuned model by {title}", result.get("best_rows", [])),
-        ("worst", f"Worst answers of the tuned model by {title}", result.get("worst_rows", [])),
-        ("others", "Other rows that the tables name", list(texts)),
+        ("best", f"Best by {title}", result.get("best_rows", [])),
+        ("worst", f"Worst by {title}", result.get("worst_rows", [])),
+        ("others", "Other rows", list(texts)),
     ]
     shared, questions, ending = split_shared([row["prompt"] for row in texts.values()])
     asked = dict(zip(texts, questions, strict=True))
@@ -87,6 +90,10 @@ def answer_sample_sections(result: LanguageEvaluation) -> Iterator[Section]:
             samples = [_sample(texts[row_id], asked[row_id], title) for row_id in new]
             yield Section(key, heading, [*opening, *samples], is_brief=key == "samples")
             opening = []
+
+
+def _histogram(record: HistogramRecord) -> Histogram:
+    return Histogram(record["title"], record["unit"], record["edges"], record["counts"])
 
 
 def _kinds(result: LanguageEvaluation) -> Iterator[Block]:
@@ -138,12 +145,12 @@ def _hard_rows(result: LanguageEvaluation) -> Iterator[Block]:
     rows = result["hard_rows"]
     num_suspect = sum(row["is_suspect"] for row in rows)
     yield Paragraph(
-        "The highest losses under the tuned model. Read these first: a model is surprised by what is rare, and by what "
-        "is wrong."
+        "The highest losses under the tuned model, in nats per supervised token. Read these first: a model is "
+        "surprised by what is rare, and by what is wrong."
     )
     yield Table(
         "",
-        ("Row", "Supervised tokens", "Base", "Tuned", "Wrong label?"),
+        ("Row", "Supervised tokens", "Base", "Tuned", "Wrong answer?", "Where"),
         [
             (
                 _links([row["row_id"]]),
@@ -151,15 +158,16 @@ def _hard_rows(result: LanguageEvaluation) -> Iterator[Block]:
                 write_number(row["base_nats_per_token"], 3),
                 write_number(row["tuned_nats_per_token"], 3),
                 "likely" if row["is_suspect"] else NOTHING,
+                row.get("where", NOTHING),
             )
             for row in rows
         ],
-        text_columns=(0, 4),
+        text_columns=(0, 4, 5),
     )
     if num_suspect:
         yield Paragraph(
-            "Likely wrong: the loss is more than three standard deviations (by the median deviation) above the median "
-            "and is no lower than the base's. Base and tuned are nats per supervised token."
+            "Likely wrong: the loss is more than three standard deviations (by the median deviation) above the median, "
+            "and tuning has lowered it by as much less than usual."
         )
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from lm_tuning.batching import packed_attention
 from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, measure_held_out
 from lm_tuning.batching.row_sums import RowSums
-from lm_tuning.batching.tasks.base import Packing
 from lm_tuning.batching.tasks.registry import task_of
+from lm_tuning.evaluation.forward import forward_passes
 from lm_tuning.evaluation.records import (
     ClassRowsRecord,
     ClassSample,
@@ -275,17 +272,7 @@ def measure_loss(
     """
     settings = job.settings
     task = task_of(model, job.tuning["task"], pad_id=int(tokenizer.pad_token_id))
-    with autocast(settings.device, settings.compute_dtype):
-        packs = task.can_pack and packed_attention.runs_in_kernel(
-            model,
-            device=settings.device,
-            dtype=getattr(torch, settings.compute_dtype),
-            longest_row_tokens=int(job.table.lengths.max(initial=0)),
-        )
-    if packs:
-        task.packing = Packing(by_bounds=True)
-    attention = packed_attention.attending_to_packed(model) if packs else nullcontext()
-    with autocast(settings.device, settings.compute_dtype), attention:
+    with forward_passes(task, model, job.table, settings) as batching:
         return measure_held_out(
             task,
             model,
@@ -293,7 +280,7 @@ def measure_loss(
             rows,
             micro_batch_tokens=settings.micro_batch_tokens(job.table, num_classes=num_classes),
             device=settings.device,
-            batching="packed" if packs else "padded",
+            batching=batching,
             keeps_rows=True,
             on_progress=job.on_progress,
             label=label,

@@ -5,7 +5,7 @@ All of these stand in lists, apart from ``Abstaining``, so that they do not beco
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 
 class CalibrationBin(TypedDict):
@@ -46,12 +46,22 @@ class HardRow(TypedDict):
     nats: float
 
 
-class PartScores(TypedDict):
-    """Scores of a part of the rows: those of one file, or of one group."""
+class QuantizedClasses(TypedDict):
+    """The tuned classifier once more with its weights in fewer bits, beside the same as it was trained.
 
-    kind: str
-    name: str
-    num_rows: int
-    accuracy: float
-    macro_f1: float
+    The differences are quantized less trained. A speed is that of the whole measurement, in rows per second.
+    """
+
+    quantization: Literal["int8", "nf4"]
+    accuracy: float | None
+    macro_f1: float | None
     nats_per_row: float | None
+    accuracy_difference: float | None
+    macro_f1_difference: float | None
+    nats_per_row_difference: float | None
+    # Rows that get another class than by the model as trained.
+    num_changed_rows: int
+    weights_bytes: int
+    unquantized_weights_bytes: int
+    rows_per_second: float
+    unquantized_rows_per_second: float

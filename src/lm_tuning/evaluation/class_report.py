@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lm_tuning.data.split.class_shares import name_tied
+from lm_tuning.evaluation.class_quantized import quantized_classes_section
 from lm_tuning.evaluation.class_records import HardRow
 from lm_tuning.evaluation.records import ClassEvaluation, ConstantFigures, MajorityFigures
 from lm_tuning.reporting.document import Block, Paragraph, Section, Table
-from lm_tuning.reporting.text import keep_ends, write_difference, write_number, write_percent, write_share
+from lm_tuning.reporting.text import keep_ends, write_number, write_percent, write_share
 from lm_tuning.wording import count_of, on_one_line
 
 NAME_CHARACTERS = 60
@@ -21,33 +22,17 @@ def class_sections(result: ClassEvaluation) -> Iterator[Section]:
     Args:
         result: of an evaluation that was not skipped.
     """
-    yield _scores(result)
     yield from _tables(result)
     if result["calibration_bins"]:
         yield _calibration(result)
     yield _coverage(result)
+    if "quantized" in result:
+        yield quantized_classes_section(result["quantized"])
     if result["likely_mislabelled"]:
         yield _mislabelled(result)
     if result["hardest"]:
         title = "Hardest rows, the highest loss first"
         yield Section("hardest", title, [_hard_rows(result["hardest"])])
-
-
-def _scores(result: ClassEvaluation) -> Section:
-    base, tuned, change = result["base"], result["tuned"], result["improvement"]
-    lines = [
-        ("Macro-F1 (every class alike)", base["macro_f1"], tuned["macro_f1"], change["macro_f1_difference"]),
-        ("Weighted F1 (by rows)", base["weighted_f1"], tuned["weighted_f1"], change["weighted_f1_difference"]),
-        ("Micro-F1 (the accuracy)", base["micro_f1"], tuned["micro_f1"], change["micro_f1_difference"]),
-    ]
-    if result["top_k"]:
-        name = f"Top-{result['top_k']} accuracy"
-        lines.append((name, base["top_k_accuracy"], tuned["top_k_accuracy"], change["top_k_accuracy_difference"]))
-    rows = [
-        (name, write_number(before, 4), write_number(after, 4), write_difference(difference))
-        for name, before, after, difference in lines
-    ]
-    return _section("scores", "Scores of classes (0 to 1)", ("", "Majority class", "Tuned", "Change"), rows)
 
 
 def _calibration(result: ClassEvaluation) -> Section:

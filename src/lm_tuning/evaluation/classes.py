@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from lm_tuning.evaluation.base import (
     base_evaluation_key,
     difference,
     finite,
-    measure_loss,
     stage_base_evaluation,
 )
 from lm_tuning.evaluation.calibration import abstain, calibrate, cover
@@ -30,6 +29,7 @@ from lm_tuning.evaluation.class_errors import (
     sort_out,
 )
 from lm_tuning.evaluation.class_plots import draw_calibration, draw_confusions
+from lm_tuning.evaluation.class_quantized import compare_quantized_classes, measure_classifier
 from lm_tuning.evaluation.class_rows import ClassRows, choose_top_k, guess_by_frequency, score_classes
 from lm_tuning.evaluation.class_scores import (
     ConstantAnswer,
@@ -39,6 +39,8 @@ from lm_tuning.evaluation.class_scores import (
     measure_majority,
     tabulate_classes,
 )
+from lm_tuning.evaluation.parts import figures_by_part
+from lm_tuning.evaluation.quantized import check_quantized
 from lm_tuning.evaluation.records import (
     ClassEvaluation,
     ClassFigures,
@@ -51,8 +53,9 @@ from lm_tuning.evaluation.records import (
 from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 from lm_tuning.models.loading import load_tokenizer
 from lm_tuning.models.record import location_of
-from lm_tuning.models.tuned import load_tuned, read_label_map
+from lm_tuning.models.tuned import read_label_map
 from lm_tuning.text.records import NO_LABEL
+from lm_tuning.text.store.origins import read_origins
 from lm_tuning.text.store.table import Int64Array, open_split
 
 if TYPE_CHECKING:
@@ -73,9 +76,10 @@ def compare_with_majority(job: EvaluationJob) -> Comparison:
         job: models, rows and settings. Where the base evaluations are kept, the counts of training rows are.
 
     Raises:
-        UserError: ``evaluate.top_k`` is more than there are classes.
+        UserError: ``evaluate.top_k`` is more than there are classes, or ``evaluate.quantization`` cannot be had.
     """
     _check_top_k(job)
+    check_quantized(job)
     labels = open_split(job.tokens_folder, "train").labels  # (rows,)
     labels = labels[labels != NO_LABEL]
     # Up to the last class that occurs: how many there are is known once the model is loaded, and this is done without.
@@ -90,17 +94,24 @@ def compare_with_majority(job: EvaluationJob) -> Comparison:
     if job.split is None:
         return Comparison(_describe_nothing(job), [], SAMPLE_COLUMNS, stored)
     tokenizer = load_tokenizer(**location_of(job.tuning["base"]))
-    held_out, names = _predict(job, tokenizer)
-    predictions = held_out.predictions
-    assert predictions is not None, "the task is a classification"
+    rows = choose_rows(len(job.table), job.settings.evaluate.max_loss_rows, job.settings.seed)
+    logger.info("Evaluating on %d of %d %s rows.", len(rows), len(job.table), job.split)
+    measured = measure_classifier(job, tokenizer, rows)
+    predictions, names = measured.predictions, measured.names
     class_rows = np.bincount(labels, minlength=len(names))  # (classes,)
     answers = ClassAnswers(job.table, predictions, names, int(class_rows.argmax()), tokenizer, job.settings.seed)
     wrong, right = sort_out(predictions, answers.references, seed=job.settings.seed)
     guessed = guess_by_frequency(class_rows, answers.references)
     scored = _score_both(job, answers, guessed)
     samples = choose_samples(wrong, right, job.settings.evaluate.num_samples)
+    result = _describe(job, answers, measured.held_out, class_rows, scored, samples)
+    if parts := figures_by_part(scored, origins := read_origins(job.tokens_folder)):
+        result["parts"], result["group_column"] = parts, origins.group_column if origins else None
+    if (quantization := job.settings.evaluate.quantization) != "none":
+        quantized = measure_classifier(job, tokenizer, rows, quantization=quantization)
+        result["quantized"] = compare_quantized_classes(job, measured, quantized)
     return Comparison(
-        _describe(job, answers, held_out, class_rows, scored, samples),
+        result,
         answers.samples([*wrong[:MAX_WRONG_ROWS], *right]),
         SAMPLE_COLUMNS,
         stored,
@@ -118,16 +129,6 @@ def _check_top_k(job: EvaluationJob) -> None:
             "than there are. It takes auto, or a number from 1 to "
             f"{len(label_map)}."
         )
-
-
-def _predict(job: EvaluationJob, tokenizer: Any) -> tuple[HeldOut, list[str]]:
-    """Run the tuned model over the rows; return what it makes of them, and the names of its classes."""
-    rows = choose_rows(len(job.table), job.settings.evaluate.max_loss_rows, job.settings.seed)
-    logger.info("Evaluating on %d of %d %s rows.", len(rows), len(job.table), job.split)
-    model = load_tuned(job.tuned_folder, **job.settings.loading)
-    names = class_names(model)
-    label = "Classes by the tuned model"
-    return measure_loss(job, model, tokenizer, rows, num_classes=len(names), label=label), names
 
 
 def _score_both(
@@ -218,15 +219,6 @@ def _describe(  # noqa: PLR0917
     if job.settings.evaluate.abstain_below is not None:
         result["abstaining"] = abstain(made.probabilities, is_right, job.settings.evaluate.abstain_below)
     return result
-
-
-def class_names(model: Any) -> list[str]:
-    """Return the names of a classifier's classes, in the order of their ids.
-
-    Args:
-        model: with ``id2label`` in its config.
-    """
-    return [str(model.config.id2label[index]) for index in range(int(model.config.num_labels))]
 
 
 def _describe_nothing(job: EvaluationJob) -> ClassEvaluation:

@@ -127,7 +127,12 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     if not rows.prompts:
         result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
     analysis = analyse_answers(
-        answered_rows(answers), scores.scored, table=job.table, tokenizer=tokenizer, num_samples=evaluate.num_samples
+        answered_rows(answers),
+        scores.scored,
+        table=job.table,
+        tokenizer=tokenizer,
+        num_samples=evaluate.num_samples,
+        origins=origins,
     )
     result = cast("LanguageEvaluation", {**result, **analysis})
     return Comparison(result, answers, ANSWER_COLUMNS, stored, scores.scored)

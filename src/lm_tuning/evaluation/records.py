@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 from lm_tuning.evaluation.analysis_records import AnalysisRecord
-from lm_tuning.evaluation.class_records import Abstaining, CalibrationBin, CoveragePoint, HardRow
+from lm_tuning.evaluation.class_records import Abstaining, CalibrationBin, CoveragePoint, HardRow, QuantizedClasses
 from lm_tuning.evaluation.statistics.records import (
     EarlierRunRecord,
     GateCount,
@@ -314,6 +314,11 @@ class ClassEvaluation(EvaluationContext):
     coverage: list[CoveragePoint]
     # Missing without evaluate.abstain_below.
     abstaining: NotRequired[Abstaining]
+    # Missing where evaluate.quantization is none.
+    quantized: NotRequired[QuantizedClasses]
+    # Scores by group, source and file, as of language models.
+    parts: NotRequired[list[PartFigures]]
+    group_column: NotRequired[str | None]
     # Rows with the highest loss, and those whose label is probably wrong, see ``find_mislabelled``.
     hardest: list[HardRow]
     likely_mislabelled: list[HardRow]

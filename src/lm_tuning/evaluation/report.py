@@ -76,7 +76,7 @@ def _sample_sections(result: EvaluationRecord) -> Iterator[Section]:
 
 
 def _sections_of_parts(result: EvaluationRecord) -> Iterator[Section]:
-    if result["task"] != "sequence_classification" and "parts" in result:
+    if "parts" in result:
         titles = {score["name"]: score["title"] for score in result.get("scores", [])}
         yield from part_sections(result["parts"], titles, result.get("group_column"))
 

@@ -71,7 +71,7 @@ def score_sections(result: EvaluationRecord) -> Iterator[Section]:
     base = "Majority class" if result["task"] == "sequence_classification" else "Base"
     table = Table(
         "",
-        ("Score", base, "Tuned", "Difference", "p", "Rows", "Tuned is"),
+        ("Score", base, "Tuned", "Difference", "p", "Rows", "Tuned"),
         [_row(score) for score in scores],
         text_columns=(0, 6),
     )

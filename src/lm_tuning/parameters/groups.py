@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Dtype, ParameterGroup, PathText, TaskName, Text
 from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
 from lm_tuning.parameters.evaluate import EvaluateParameters
+from lm_tuning.parameters.predict import PredictParameters
 from lm_tuning.parameters.train import TrainParameters
 
 
@@ -153,6 +154,9 @@ class Parameters(ParameterGroup):
 
     evaluate: EvaluateParameters = EvaluateParameters()
     """What is measured afterwards."""
+
+    predict: PredictParameters = PredictParameters()
+    """Which rows a tuned classifier names the class of."""
 
     tracking: TrackingParameters = TrackingParameters()
     """What MLflow keeps."""

@@ -77,6 +77,7 @@ _GROUPS = {
     "preflight": _DATA,
     "profile": {"profile.": "profile/"},
     "efficiency": {"efficiency.": "efficiency/"},
+    "prediction": {"labelled.": "prediction/", "": "prediction/"},
     "evaluation": {
         "base.": "base/",
         "tuned.": "{split}/tuned_",

@@ -54,7 +54,7 @@ def _judge(base: ScoredRows, tuned: ScoredRows, seed: int) -> ScoreRecord:
 
 
 def outcome_of(difference: Difference, *, higher_is_better: bool) -> Outcome:
-    """Say what a difference comes to.
+    """Name what a difference comes to.
 
     Args:
         difference: second model less first.

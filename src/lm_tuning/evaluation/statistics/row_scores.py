@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def tabulate_rows(scored: ScoredPairs, *, base_digest: str, tuned_digest: str) -
     each = [rows for pair in scored.values() for rows in pair]  # base, tuned, base, tuned, …
     sizes = [rows.num_rows for rows in each]
 
-    def column(values: list[str]) -> Categorical[str]:
+    def column(values: list[str]) -> Categorical[Any]:
         # Categories: a name in each of a million lines costs a byte, not eighty.
         categories = list(dict.fromkeys(values))
         codes = np.repeat([categories.index(value) for value in values], sizes).astype(np.int8)
