@@ -19,7 +19,7 @@ from kedro.framework.cli.project import run as kedro_run
 from kedro.framework.cli.utils import env_option
 from kedro.utils import find_kedro_project
 
-from lm_tuning.errors import Interrupted, UserError, causes_of
+from lm_tuning.errors import GateNotReached, Interrupted, UserError, causes_of
 from lm_tuning.json_types import JsonObject
 from lm_tuning.runtime.log_records import protect, protect_tracebacks
 from lm_tuning.runtime.stopping import signals_of_a_command
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kedro.framework.startup import ProjectMetadata
 
 USER_ERROR_EXIT_CODE = 2
+GATE_EXIT_CODE = 3
 # As shells have it: 128 and the signal's number.
 EXIT_CODE_OF_SIGNAL = {"SIGINT": 130, "SIGTERM": 143}
 ERROR_LOG = Path("logs/errors.log")
@@ -73,13 +74,19 @@ def find_interruption(error: BaseException | None) -> Interrupted | None:
 def explain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     """Print what a user can fix and nothing else; leave every other error to Kedro, with its traceback.
 
-    Exit codes: 2 for a user error, 130 and 143 for a run stopped by SIGINT and SIGTERM, 1 for any other error.
+    Exit codes: 2 for a user error, 3 for a model that does not reach ``evaluate.gate``, 130 and 143 for a run stopped
+    by SIGINT and SIGTERM, 1 for any other error.
     """
 
     @functools.wraps(command)
     def explained(*args: Any, **options: Any) -> Any:
         try:
             answer = command(*args, **options)
+        except GateNotReached as reason:
+            for missed in reason.missed:
+                click.secho(protect(missed), fg="yellow", err=True)
+            click.secho("All results are kept, and the run in MLflow is finished.", dim=True, err=True)
+            _exit(GATE_EXIT_CODE)
         except KeyboardInterrupt:
             click.secho("Stopped by SIGINT.", fg="yellow", err=True)
             _exit(EXIT_CODE_OF_SIGNAL["SIGINT"])
@@ -179,7 +186,8 @@ run = click.Command(
     params=list(_options.values()),
     help="""Run pipelines: all of them, or those named by --pipelines.
 
-    A wrong parameter, row or file ends the run with exit code 2 and the problems alone.""",
+    A wrong parameter, row or file ends the run with exit code 2 and the problems alone; a model that does not reach
+    evaluate.gate ends it with exit code 3, after all results are kept.""",
 )
 cli.add_command(run)
 

@@ -34,6 +34,29 @@ class MachineFault(UserError):
     """Report what the machine kept a run from, such as a full disk: nothing that was asked for is wrong."""
 
 
+class GateNotReached(Exception):  # the run did all that it should, hence no Error in the name
+    """Report that a model does not reach what ``evaluate.gate`` asks for, after every result was kept.
+
+    The command line prints what is missed and exits with code 3.
+
+    Attributes:
+        missed: one sentence per bound, with the figure and the bound.
+    """
+
+    def __init__(self, missed: Iterable[str]) -> None:
+        """Keep the bounds in the order of the gate.
+
+        Args:
+            missed: one sentence per bound.
+        """
+        self.missed = [mask(sentence) for sentence in missed]
+        super().__init__("\n".join(self.missed))
+
+    def __reduce__(self) -> tuple[type[GateNotReached], tuple[list[str]]]:
+        """Survive pickling between processes with the sentences intact."""
+        return (type(self), (self.missed,))
+
+
 class Interrupted(Exception):  # a request to stop and no mistake, hence no Error in the name
     """Report that a signal asked the run to stop, after what could be kept was kept.
 

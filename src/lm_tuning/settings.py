@@ -14,6 +14,7 @@ from pathlib import Path
 from kedro.utils import find_kedro_project
 
 from lm_tuning.hooks.environment import EnvironmentHook
+from lm_tuning.hooks.gate import GateHook
 from lm_tuning.hooks.locking import EarlierReportsHook, OutputLockHook
 from lm_tuning.hooks.parameters import ParametersHook, SecretsHook
 from lm_tuning.hooks.tracking import TrackingHook
@@ -116,6 +117,7 @@ CONFIG_LOADER_ARGS = {
 
 # Of hooks that ask to be first, the last one registered comes first: parameters are checked before anything uses them.
 HOOKS = (
+    GateHook(),
     EarlierReportsHook(),
     TrackingHook(),
     OutputLockHook(),

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from lm_tuning.batching.held_out_loss import Predictions
-from lm_tuning.evaluation.classes import MAX_WRONG_ROWS, SAMPLE_COLUMNS, choose_samples, sort_out
+from lm_tuning.batching.class_predictions import Predictions
+from lm_tuning.errors import UserError
+from lm_tuning.evaluation.class_errors import MAX_WRONG_ROWS, SAMPLE_COLUMNS, choose_samples, sort_out
 from lm_tuning.evaluation.report import describe_outcome
 from lm_tuning.evaluation.results import Comparison, evaluate_models
 from lm_tuning.storage.folders import FolderStore
@@ -153,21 +154,31 @@ def test_figures_do_not_depend_on_the_batch(tuned: Path, tokens: Path, tmp_path:
         compare(tuned, tokens, tmp_path / "cache", micro_batch_tokens=size).result["tuned"]
         for size in (1, 3 * len(TEXTS[0]), "auto")
     ]
+    for result in results:
+        assert result.pop("top_k_accuracy") is None, "four classes have no top 5"
     for result in results[1:]:
         assert result == pytest.approx(results[0], rel=SAME_LOSS)
 
 
 def test_numbers_by_class_are_kept_out_of_the_metrics(tuned: Path, tokens: Path, tmp_path: Path) -> None:
-    metrics = numbers_of(compare(tuned, tokens, tmp_path / "cache").result)
-    assert set(metrics) == {
+    metrics = numbers_of(compare(tuned, tokens, tmp_path / "cache", top_k=2, abstain_below=0.5).result)
+    scores = ("accuracy", "macro_f1", "micro_f1", "weighted_f1", "top_k_accuracy")
+    assert {name for name in metrics if not name.startswith("intervals.")} == {
         "num_rows",
         "num_split_rows",
         "num_train_rows",
-        *(f"{model}.{name}" for model in ("base", "tuned") for name in ("accuracy", "macro_f1", "nats_per_row")),
+        "num_likely_mislabelled",
+        *(f"{model}.{name}" for model in ("base", "tuned") for name in (*scores, "nats_per_row")),
+        *(f"tuned.{name}" for name in ("calibration_error", "mean_probability")),
+        *(f"improvement.{name}_difference" for name in scores),
+        "abstaining.abstain_below",
+        "abstaining.num_answered",
+        "abstaining.answered_fraction",
+        "abstaining.accuracy",
+        "abstaining.wrong_rows_left_out_fraction",
+        "abstaining.right_rows_left_out_fraction",
         *(f"best_constant.{name}" for name in ("accuracy", "macro_f1")),
         *(f"{constant}.num_tied_classes" for constant in ("base", "best_constant")),
-        "improvement.accuracy_difference",
-        "improvement.macro_f1_difference",
         "improvement.nats_per_row_fraction",
     }
 
@@ -249,6 +260,8 @@ def test_sorting_out_wrong_rows_and_choosing_samples() -> None:
         rows=np.arange(6),
         classes=np.array([0, 1, 1, 0, 2, 2]),
         probabilities=np.array([0.5, 0.6, 0.9, 0.7, 0.4, 0.8], dtype=np.float32),
+        nats=np.ones(6, dtype=np.float32),
+        ranks=np.zeros(6, dtype=np.int64),
     )
     wrong, right = sort_out(predictions, np.array([0, 0, 0, 0, 0, 2]), seed=1)
     assert (wrong, right) == ([2, 1, 4], [0, 3, 5])
@@ -267,16 +280,78 @@ def test_the_node_stores_rows_with_the_columns_of_the_task(tuned: Path, tokens: 
     from lm_tuning.parameters import EnvironmentParameters, EvaluateParameters, ModelParameters
     from lm_tuning.pipelines.evaluate.nodes import evaluate_models as node
 
-    _, result, report, rows = node(
+    saved = node(
         tuned,
         tokens,
         FolderStore(tmp_path / "cache"),
+        tmp_path / "history",
         evaluate=EvaluateParameters(max_loss_rows=None, num_samples=2),
         model=ModelParameters(dtype="float32"),
         environment=EnvironmentParameters(),
         seed=42,
+        output="mine",
     )
+    result, report, rows = (saved[name] for name in ("evaluation", "evaluation_report", "evaluation_samples"))
     assert list(rows.columns) == list(SAMPLE_COLUMNS)
     assert len(rows) == 11
     assert len(result["samples"]) == 2
     assert "## Classes, the lowest F1 first" in report
+    assert set(saved["evaluation_figures"]) >= {"confusion_matrix", "calibration"}
+
+
+def test_every_row_has_its_loss_and_the_hardest_come_first(tuned: Path, tokens: Path, tmp_path: Path) -> None:
+    compared = compare(tuned, tokens, tmp_path / "cache", top_k=2)
+    log_probabilities = by_hand(tuned, open_split(tokens, "test"))
+    nats = [-float(row[label]) for row, label in zip(log_probabilities, TEST_LABELS, strict=True)]
+    for row in compared.answers:
+        assert row["nats"] == pytest.approx(nats[row["row_id"] - 100], rel=SAME_LOSS)  # type: ignore[typeddict-item]
+    hardest = compared.result["hardest"]
+    order = sorted(range(11), key=lambda index: -nats[index])
+    assert [row["row_id"] for row in hardest] == [100 + index for index in order[:10]]
+    assert hardest[0]["reference_probability"] == pytest.approx(math.exp(-nats[order[0]]), rel=SAME_LOSS)
+    base, scored = compared.scored["nats_per_row"]
+    assert scored.row_values.tolist() == pytest.approx(nats, rel=SAME_LOSS)
+    assert scored.row_ids.tolist() == list(range(100, 111))
+    assert base.value == pytest.approx(compared.result["base"]["nats_per_row"])
+    ranks = [
+        sorted(row.tolist(), reverse=True).index(float(row[label]))
+        for row, label in zip(log_probabilities, TEST_LABELS, strict=True)
+    ]
+    assert compared.result["tuned"]["top_k_accuracy"] == pytest.approx(sum(rank < 2 for rank in ranks) / 11)
+    # The largest class in training, then the first of the three that are next: 3 rows of class 1, 3 of class 0.
+    assert compared.result["base"]["top_k_accuracy"] == pytest.approx(6 / 11)
+
+
+def test_a_threshold_is_measured_and_shown(tuned: Path, tokens: Path, tmp_path: Path) -> None:
+    log_probabilities = by_hand(tuned, open_split(tokens, "test"))
+    sure = log_probabilities.max(-1).values.exp()
+    threshold = float((sure.sort().values[4] + sure.sort().values[5]) / 2)
+    result = compare(tuned, tokens, tmp_path / "cache", abstain_below=threshold).result
+    is_right = log_probabilities.argmax(-1) == torch.tensor(TEST_LABELS)
+    found = result["abstaining"]
+    assert found["num_answered"] == 6
+    assert found["accuracy"] == pytest.approx(float(is_right[sure >= threshold].float().mean()))
+    assert [point["num_answered"] for point in result["coverage"]] == sorted(
+        (point["num_answered"] for point in result["coverage"]), reverse=True
+    )
+    text = as_markdown(result)
+    assert "the model answers 6 of 11 rows" in text
+    for title in ("Calibration", "Where the model should not answer", "Hardest rows, the highest loss first"):
+        assert f"## {title}" in text
+
+
+def test_more_than_all_classes_are_refused_before_a_model_is_loaded(tuned: Path, tokens: Path, tmp_path: Path) -> None:
+    (tuned / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"evaluate\.top_k = 5: the model has 4 classes"):
+        compare(tuned, tokens, tmp_path / "cache", top_k=5)
+
+
+def test_the_classifier_is_measured_in_fewer_bits_too(tuned: Path, tokens: Path, tmp_path: Path) -> None:
+    result = compare(tuned, tokens, tmp_path / "cache", quantization="int8").result
+    found = result["quantized"]
+    assert found["quantization"] == "int8"
+    assert found["weights_bytes"] < found["unquantized_weights_bytes"]
+    assert found["rows_per_second"] > 0
+    assert found["accuracy"] == pytest.approx(result["tuned"]["accuracy"] + found["accuracy_difference"])
+    assert 0 < abs(found["nats_per_row_difference"]) < 0.5, "rounded, and the same model all the same"
+    assert "## In int8" in as_markdown(result)

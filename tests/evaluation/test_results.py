@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.evaluation.report import describe_outcome, split_shared
+from lm_tuning.evaluation.answer_report import split_shared
+from lm_tuning.evaluation.report import describe_outcome
 from lm_tuning.reporting.text import keep_ends
 from tests.evaluation.reports import as_markdown, on_terminal
 

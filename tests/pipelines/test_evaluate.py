@@ -19,6 +19,8 @@ from transformers import LlamaForCausalLM
 
 from lm_tuning.datasets import (
     CSVDataset,
+    FigureFolderDataset,
+    FolderDataset,
     FolderStoreDataset,
     JSONDataset,
     ModelFolderDataset,
@@ -50,6 +52,11 @@ def make_catalog(project: Path, **evaluate: Any) -> DataCatalog:
             "tokenized_examples": StoredFolderDataset(filepath=str(project / "tokens")),
             "base_evaluation_cache": FolderStoreDataset(filepath=str(project / "base_evaluation")),
             "base_evaluation": StoredFolderDataset(filepath=str(project / "base_evaluation")),
+            "evaluation_history": FolderDataset(filepath=str(project / "history")),
+            "evaluation_page": TextDataset(filepath=str(project / "evaluation.html")),
+            "evaluation_row_scores": CSVDataset(filepath=str(project / "row_scores.csv")),
+            "evaluation_figures": FigureFolderDataset(filepath=str(project / "figures")),
+            "params:output": MemoryDataset("mine"),
             "evaluation": JSONDataset(filepath=str(project / "evaluation.json")),
             "evaluation_report": TextDataset(filepath=str(project / "evaluation.md")),
             "evaluation_samples": CSVDataset(filepath=str(project / "samples.csv")),
@@ -150,7 +157,15 @@ def test_the_graph_is_grouped_and_names_stay_plain() -> None:
     (node,) = pipeline.nodes
     assert node.namespace == "evaluate"
     assert "torch" in node.tags
-    assert pipeline.outputs() == {"base_evaluation", "evaluation", "evaluation_report", "evaluation_samples"}
+    assert pipeline.outputs() == {
+        "base_evaluation",
+        "evaluation",
+        "evaluation_figures",
+        "evaluation_page",
+        "evaluation_report",
+        "evaluation_row_scores",
+        "evaluation_samples",
+    }
     assert pipeline.inputs() >= {"tuned_model", "tokenized_examples", "params:evaluate"}
 
 

@@ -83,6 +83,8 @@ def evaluation_settings(**changes: Any) -> EvaluationSettings:
         "max_loss_rows": None,
         **changes,
     }
-    settings = take_generation(settings)
+    # That of a classifier: nothing here draws answers by another.
+    top_k = {"top_k": settings.pop("top_k")} if "top_k" in settings else {}
+    settings = take_generation(settings) | top_k
     evaluate = {name: settings.pop(name) for name in EvaluateParameters.model_fields if name in settings}
     return EvaluationSettings(**settings, evaluate=EvaluateParameters(**evaluate))

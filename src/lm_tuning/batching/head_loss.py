@@ -59,7 +59,13 @@ class HeadLoss:
         return self if self.recordable is None else replace(self, implementation=self.recordable)
 
     def __call__(
-        self, hidden: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float, hits: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        label_smoothing: float,
+        hits: torch.Tensor | None = None,
+        each: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Sum the loss.
 
@@ -68,16 +74,18 @@ class HeadLoss:
             targets: ``(positions,)``, ``IGNORE_INDEX`` for none.
             label_smoothing: share of the target that is spread over the vocabulary.
             hits: receives what :func:`lm_tuning.batching.losses.count_hits` counts; only without gradient.
+            each: receives what :func:`lm_tuning.batching.losses.judge_targets` says; likewise.
 
         Returns:
             A scalar in nats, float32.
         """
-        options: Any = {"label_smoothing": label_smoothing, "vocabulary": self.head.out_features, "hits": hits}
+        options: Any = {"label_smoothing": label_smoothing, "vocabulary": self.head.out_features}
+        options |= {"hits": hits, "each": each}
         if self.implementation is None:
             return sum_nats_in_chunks(lambda rows: self.head(rows).float(), hidden, targets, **options)
         weight, bias = self.head.weight, self.head.bias  # (vocabulary, features), (vocabulary,) or none
         if torch.is_grad_enabled():
-            assert hits is None, "training counts no hits"
+            assert hits is None and each is None, "training counts no hits"
             return self.implementation(hidden, weight, bias, targets, label_smoothing)
         # The implementations make gradients on the way, which nobody wants here.
         dtype = self.compute_dtype

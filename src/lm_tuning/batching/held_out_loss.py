@@ -16,14 +16,15 @@ import numpy.typing as npt
 import torch
 
 from lm_tuning.batching.batch import MicroBatch
-from lm_tuning.batching.losses import PLAIN
+from lm_tuning.batching.class_predictions import ClassLog, Predictions
+from lm_tuning.batching.losses import PLAIN, judge_targets
 from lm_tuning.batching.micro_batches import Batching
+from lm_tuning.batching.row_sums import RowSummer, RowSums, positions_of
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.store.table import Int64Array, TokenTable
 
 IntArray = npt.NDArray[np.integer[Any]]
-Float32Array = npt.NDArray[np.float32]
 
 PACKED_CHUNK_ROWS = 2048
 LOGIT_BYTES = 4 + 4 + 2
@@ -118,21 +119,6 @@ class HeldOutLoss:
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """The class that a classifier chose for each row.
-
-    Attributes:
-        rows: indices into the table, ``(rows,)``, in the order that they were asked for.
-        classes: the likeliest class of each, ``(rows,)``.
-        probabilities: what the model gave that class, ``(rows,)``, 0 to 1.
-    """
-
-    rows: Int64Array
-    classes: Int64Array
-    probabilities: Float32Array
-
-
-@dataclass(frozen=True)
 class HeldOut:
     """What a model does on held-out rows.
 
@@ -142,11 +128,13 @@ class HeldOut:
             ``token_accuracy`` and ``top_5_accuracy``: shares of the supervised tokens that were the likeliest ones, and
             among the five likeliest.
         predictions: the classes chosen; ``None`` for other tasks.
+        by_row: what each row adds to the loss; ``None`` where it was not asked for.
     """
 
     loss: HeldOutLoss
     metrics: dict[str, float] = field(default_factory=dict)
     predictions: Predictions | None = None
+    by_row: RowSums | None = None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -164,6 +152,7 @@ def measure_held_out(
     device: torch.device | str,
     batching: Batching = "padded",
     counts_hits: bool = False,
+    keeps_rows: bool = False,
     on_progress: OnProgress = ignore_progress,
     label: str = "Held-out loss",
 ) -> HeldOut:
@@ -182,6 +171,7 @@ def measure_held_out(
         batching: ``packed`` or ``padded``, see :func:`lm_tuning.batching.micro_batches.split_rows`.
         counts_hits: whether it is counted how often a supervised token was among the likeliest; a classifier counts
             its classes in any case.
+        keeps_rows: whether the sums of each row are kept; the loss is their sum then, in float64.
         on_progress: told the rows done.
         label: what the progress is called.
 
@@ -194,38 +184,39 @@ def measure_held_out(
     groups = _split_all(task, table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
     # One tensor for all sums: small ones kept between the freed logits would fragment the heap until it holds them all.
     nats = torch.zeros(len(groups), dtype=torch.float32, device=device)
-    is_classifier = task.unit == "row"
-    classes = torch.zeros(len(scored) if is_classifier else 0, dtype=torch.int64, device=device)
-    probabilities = torch.zeros(len(classes), dtype=torch.float32, device=device)
-    hits = torch.zeros(2, dtype=torch.int64, device=device) if counts_hits and not is_classifier else None
+    chosen = ClassLog(len(scored), device) if task.unit == "row" else None
+    hits = torch.zeros(2, dtype=torch.int64, device=device) if counts_hits and chosen is None else None
+    by_row = RowSummer(len(scored), device) if keeps_rows else None
     num_supervised = done = 0
     on_progress(label, 0, len(scored), "rows")
     with evaluating(model):
         for index, group in enumerate(groups):
             batch = task.lay_out(table, group, batching=batching).to(device)
-            # Views into the tensors of all rows, which are filled in place.
-            part = slice(done, done + batch.num_rows)
-            nats[index] = _measure_batch(task, model, batch, classes[part], probabilities[part], hits)
+            each = torch.empty((batch.targets.numel(), 2), device=device) if by_row is not None else None
+            nats[index] = _measure_batch(task, model, batch, chosen, hits, each)
+            if by_row is not None and each is not None:
+                by_row.add(done, batch, table.num_supervised[group], each)
             num_supervised += batch.num_supervised
             done += batch.num_rows
             on_progress(label, done, len(scored), "rows")
+    positions = positions_of(scored, groups)
+    row_sums = None if by_row is None else by_row.finish(scored, positions, table.num_supervised[scored])
     # One copy to the host for all batches; doubles there, since some devices have none.
-    loss = HeldOutLoss(
-        nats=float(nats.cpu().double().sum()), num_supervised=num_supervised, num_rows=len(scored), unit=task.unit
-    )
+    total = float(nats.cpu().double().sum() if row_sums is None else row_sums.nats.sum())
+    loss = HeldOutLoss(nats=total, num_supervised=num_supervised, num_rows=len(scored), unit=task.unit)
     if hits is not None and num_supervised:
         # The only wait for the device: .tolist() copies.
         likeliest, among_five = (count / num_supervised for count in hits.tolist())
-        return HeldOut(loss, {"token_accuracy": likeliest, "top_5_accuracy": among_five})
-    if not is_classifier:
-        return HeldOut(loss)
-    predictions = _in_order(scored, groups, classes, probabilities)
+        return HeldOut(loss, {"token_accuracy": likeliest, "top_5_accuracy": among_five}, by_row=row_sums)
+    if chosen is None:
+        return HeldOut(loss, by_row=row_sums)
+    predictions = chosen.in_order(scored, [row for group in groups for row in group])
     # (scored rows,), in the order asked for, as are the predictions
     references = table.labels[scored]
     # A class may occur among the predictions alone, or among the references alone.
     num_classes = 1 + max(int(references.max(initial=0)), int(predictions.classes.max(initial=0)))
     counts = count_classes(references, predictions.classes, num_classes=num_classes)
-    return HeldOut(loss, {"accuracy": counts.accuracy, "macro_f1": counts.macro_f1}, predictions)
+    return HeldOut(loss, {"accuracy": counts.accuracy, "macro_f1": counts.macro_f1}, predictions, row_sums)
 
 
 @contextmanager
@@ -301,31 +292,18 @@ def _measure_batch(  # noqa: PLR0917
     task: TrainingTask,
     model: Any,
     batch: MicroBatch,
-    classes: torch.Tensor,
-    probabilities: torch.Tensor,
+    chosen: ClassLog | None,
     hits: torch.Tensor | None,
+    each: torch.Tensor | None,
 ) -> torch.Tensor:
     """Sum a micro-batch's nats; of a classifier keep what it chose. The logits are gone when this returns."""
-    if not len(classes):
-        return task.sum_nats(model, batch, PLAIN, hits=hits)
+    if chosen is None:
+        return task.sum_nats(model, batch, PLAIN, hits=hits, each=each)
     logits = task.logits(model, batch)
-    # (rows, classes) to values and indices, (rows,) each
-    chosen = torch.softmax(logits.float(), dim=-1).max(dim=-1)
-    classes.copy_(chosen.indices)
-    probabilities.copy_(chosen.values)
+    chosen.add(logits, batch.targets)
+    if each is not None:
+        each.copy_(judge_targets(logits, batch.targets))
     return PLAIN.sum_nats(logits, batch.targets)
-
-
-def _in_order(
-    scored: Int64Array, groups: list[list[int]], classes: torch.Tensor, probabilities: torch.Tensor
-) -> Predictions:
-    """Order predictions, which came as the rows were split, like the rows asked for."""
-    # (rows,): the rows in the order in which they went through the model
-    came = np.array([row for group in groups for row in group], dtype=np.int64)
-    by_row = np.argsort(came, kind="stable")
-    # Where each asked row came; a row that is asked for twice is found twice.
-    positions = by_row[np.searchsorted(came[by_row], scored)]
-    return Predictions(scored, classes.cpu().numpy()[positions], probabilities.cpu().numpy()[positions])
 
 
 def _split_all(

@@ -132,6 +132,20 @@ def count_hits(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.stack([is_hit[:, 0].sum(), is_hit.sum()])
 
 
+def judge_targets(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Say of each target how surprising it was, and whether it was the likeliest.
+
+    Args:
+        logits: ``(positions, classes)``, any float type; computed with in float32.
+        targets: class of each position, ``(positions,)``, ``IGNORE_INDEX`` for none, which gives 0 and 0.
+
+    Returns:
+        Nats, and 1 or 0, ``(positions, 2)``, float32.
+    """
+    nats = cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="none")
+    return torch.stack([nats, (logits.argmax(dim=-1) == targets).float()], dim=1)
+
+
 def plain_kernel(
     logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -335,6 +349,7 @@ def sum_nats_in_chunks(
     vocabulary: int,
     bytes_per_logit: int = 4,
     hits: torch.Tensor | None = None,
+    each: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum the loss of any head over all targets; each chunk's logits are made again in the backward pass, if any.
 
@@ -346,26 +361,31 @@ def sum_nats_in_chunks(
         vocabulary: logits of a position.
         bytes_per_logit: of the type that the head makes.
         hits: receives what :func:`count_hits` counts; only where no gradient is wanted.
+        each: receives what :func:`judge_targets` says, ``(positions, 2)``; likewise, and without label smoothing.
 
     Returns:
         A scalar in nats, float32.
     """
     from torch.utils.checkpoint import checkpoint
 
-    # (chunk, features) and (chunk,) to a scalar
-    def chunk(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    # (chunk, features), (chunk,) and perhaps (chunk, 2) to a scalar
+    def chunk(rows: torch.Tensor, wanted: torch.Tensor, judged: torch.Tensor | None) -> torch.Tensor:
         logits = head(rows)  # (chunk, vocabulary)
         if hits is not None:
             hits.add_(count_hits(logits, wanted))
+        if judged is not None:
+            return judged.copy_(judge_targets(logits, wanted))[:, 0].sum()
         return cross_entropy(
             logits.float(), wanted, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
         )
 
     # Without gradients there is nothing to make again, and checkpointing would wait for the device's random state.
     run: Any = functools.partial(checkpoint, chunk, use_reentrant=False) if torch.is_grad_enabled() else chunk
-    assert hits is None or run is chunk, "the backward pass would count again"
+    assert (hits is None and each is None) or run is chunk, "the backward pass would count again"
+    assert each is None or not label_smoothing, "the loss of a target is the plain one"
     size = chunk_positions(vocabulary, device=hidden.device.type, bytes_per_logit=bytes_per_logit)
     nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for start in range(0, len(hidden), size):
-        nats = nats + run(hidden[start : start + size], targets[start : start + size])
+        part = slice(start, start + size)
+        nats = nats + run(hidden[part], targets[part], None if each is None else each[part])
     return nats

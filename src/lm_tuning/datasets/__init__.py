@@ -15,6 +15,7 @@ from typing import Any
 CLASSES = {
     "CSVDataset": ("csv_file", "filepath load_args save_args"),
     "FigureDataset": ("files", "filepath save_args"),
+    "FigureFolderDataset": ("figures", "filepath save_args"),
     "JSONDataset": ("files", "filepath save_args"),
     "TextDataset": ("files", "filepath"),
     "FinishedFileDataset": ("folders", "filepath"),

@@ -5,28 +5,28 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
-from lm_tuning.batching import packed_attention
 from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, measure_held_out
-from lm_tuning.batching.tasks.base import Packing
+from lm_tuning.batching.row_sums import RowSums
 from lm_tuning.batching.tasks.registry import task_of
+from lm_tuning.evaluation.forward import forward_passes
 from lm_tuning.evaluation.records import (
     ClassRowsRecord,
     ClassSample,
     EvaluationRecord,
     LanguageAnswer,
-    LanguageFigures,
     LossRecord,
+    LossRowsRecord,
     MeasurementRecord,
 )
-from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.evaluation.statistics.row_scores import tabulate_rows
+from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 from lm_tuning.evaluation.usage import Stopwatch, Usage
 from lm_tuning.generation.answers import Answer, FinishReason, answer_text
 from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, generate_answers, own_first_id
@@ -41,6 +41,7 @@ from lm_tuning.text.decoding import decode, special_ids
 from lm_tuning.text.store.table import Int64Array, TokenTable
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 SKIPPED = "Neither test nor validation has rows to evaluate on: set split.test or split.validation."
@@ -60,6 +61,8 @@ class EvaluationJob:
         table: its rows.
         base_cache: where measurements of base models are kept.
         on_progress: told the rows done.
+        history: where the row scores of earlier models are kept; ``None`` keeps and compares with none.
+        output: name of the result folders, which later runs name this one by.
     """
 
     settings: EvaluationSettings
@@ -71,6 +74,8 @@ class EvaluationJob:
     table: TokenTable
     base_cache: FolderStore
     on_progress: OnProgress
+    history: Path | None = None
+    output: str = ""
 
     @property
     def skipped(self) -> str | None:
@@ -87,18 +92,28 @@ class Comparison:
         answers: one row for each answered prompt; of a classifier the rows that it got wrong, and some right ones.
         columns: names of the answers' values, in their order.
         base_evaluation: the measurement of the base model, stored already or staged for it.
+        scored: by name of the score, what each row adds to it for the base and for the tuned model. The first is the
+            one that the verdict is about.
+        figures: plots of the result, by the name of their file.
     """
 
     result: EvaluationRecord
     answers: Sequence[LanguageAnswer | ClassSample]
     columns: tuple[str, ...]
     base_evaluation: StagedFolder | Path
+    scored: Mapping[str, tuple[ScoredRows, ScoredRows]] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def table(self) -> DataFrame:
         """Return the answers as a frame rather than a list, so that their file has its header even without rows."""
         from pandas import DataFrame
 
         return DataFrame(self.answers, columns=list(self.columns))
+
+    def row_scores(self) -> DataFrame:
+        """Return the score of each row under both models, in the columns of ``row_scores.COLUMNS``."""
+        digests = self.result["model_digests"]
+        return tabulate_rows(self.scored, base_digest=digests["base"], tuned_digest=digests["tuned"])
 
 
 @dataclass(frozen=True)
@@ -125,6 +140,7 @@ class Measurement:
         answers: the generated text for each prompt, in their order.
         finish_reasons: why each answer ended; empty where an earlier version measured and did not note it.
         log_probs: logarithm of each answer's probability, ``None`` where nobody knows; empty as the reasons are.
+        by_row: sums of each row of the loss; ``None`` where an earlier version measured.
         usage: what it took, which is not stored; ``None`` for a measurement of an earlier run.
     """
 
@@ -132,47 +148,47 @@ class Measurement:
     answers: list[str]
     finish_reasons: list[FinishReason] = field(default_factory=list)
     log_probs: list[float | None] = field(default_factory=list)
+    by_row: RowSums | None = None
     usage: Usage | None = None
 
     def to_json(self) -> MeasurementRecord:
         """Return plain values, from which :meth:`from_json` makes the same measurement."""
         loss = self.loss
         record = LossRecord(nats=loss.nats, num_supervised=loss.num_supervised, num_rows=loss.num_rows, unit=loss.unit)
-        return MeasurementRecord(
+        measured = MeasurementRecord(
             loss=record, answers=self.answers, finish_reasons=self.finish_reasons, log_probs=self.log_probs
         )
+        if self.by_row is not None:
+            measured["rows"] = LossRowsRecord(
+                nats=[finite(nats) for nats in self.by_row.nats.tolist()], num_right=self.by_row.num_right.tolist()
+            )
+        return measured
 
     @classmethod
-    def from_json(cls, record: MeasurementRecord) -> Measurement:
-        """Read what :meth:`to_json` gave."""
+    def from_json(cls, record: MeasurementRecord, table: TokenTable, loss_rows: Int64Array) -> Measurement:
+        """Read what :meth:`to_json` gave.
+
+        Args:
+            record: the stored values.
+            table: the evaluated split, whose rows count what is supervised.
+            loss_rows: rows whose loss was measured, ``(rows,)``.
+        """
+        by_row, stored = None, record.get("rows")
+        if stored is not None:
+            rows = scored_rows(table, loss_rows)
+            by_row = RowSums(
+                rows,
+                np.array([math.nan if nats is None else nats for nats in stored["nats"]], dtype=np.float64),
+                table.num_supervised[rows].astype(np.int64),
+                np.array(stored["num_right"], dtype=np.int64),
+            )
         return cls(
+            by_row=by_row,
             loss=HeldOutLoss(**record["loss"]),
             answers=record["answers"],
             finish_reasons=record.get("finish_reasons", []),
             log_probs=record.get("log_probs", []),
         )
-
-    def figures(self, references: Sequence[str]) -> tuple[LanguageFigures, list[float]]:
-        """Turn the measurement into the figures of the report.
-
-        Args:
-            references: the true answers, one for each answer.
-
-        Returns:
-            The figures, ``None`` where there is nothing to measure or no finite number, and ROUGE-L of each answer.
-        """
-        rouge = score_rouge(references, self.answers)
-        figures = LanguageFigures(
-            nats_per_token=finite(self.loss.mean_nats),
-            perplexity=finite(self.loss.perplexity),
-            rouge_l=rouge.rouge_l,
-            rouge_1=rouge.rouge_1,
-            rouge_2=rouge.rouge_2,
-            num_tokens=self.loss.num_supervised,
-            num_generated=len(self.answers),
-            num_empty=rouge.num_empty,
-        )
-        return figures, rouge.row_rouge_l
 
 
 # Of a split without rows. Its figures come out as missing ones and not as 0, which would look like a perfect loss.
@@ -232,6 +248,7 @@ def measure_model(
         answers=[answer_text(tokenizer, answer) for answer in answers],
         finish_reasons=[answer.finish_reason for answer in answers],
         log_probs=[answer.log_prob for answer in answers],
+        by_row=held_out.by_row,
         usage=Usage(
             weights_bytes=weight_bytes(model),
             loss_tokens_per_second=watch.speed("loss", int(job.table.lengths[rows.loss_rows].sum())),
@@ -255,17 +272,7 @@ def measure_loss(
     """
     settings = job.settings
     task = task_of(model, job.tuning["task"], pad_id=int(tokenizer.pad_token_id))
-    with autocast(settings.device, settings.compute_dtype):
-        packs = task.can_pack and packed_attention.runs_in_kernel(
-            model,
-            device=settings.device,
-            dtype=getattr(torch, settings.compute_dtype),
-            longest_row_tokens=int(job.table.lengths.max(initial=0)),
-        )
-    if packs:
-        task.packing = Packing(by_bounds=True)
-    attention = packed_attention.attending_to_packed(model) if packs else nullcontext()
-    with autocast(settings.device, settings.compute_dtype), attention:
+    with forward_passes(task, model, job.table, settings) as batching:
         return measure_held_out(
             task,
             model,
@@ -273,10 +280,21 @@ def measure_loss(
             rows,
             micro_batch_tokens=settings.micro_batch_tokens(job.table, num_classes=num_classes),
             device=settings.device,
-            batching="packed" if packs else "padded",
+            batching=batching,
+            keeps_rows=True,
             on_progress=job.on_progress,
             label=label,
         )
+
+
+def scored_rows(table: TokenTable, rows: Int64Array) -> Int64Array:
+    """Return the rows with something supervised, which alone have a loss.
+
+    Args:
+        table: where they lie.
+        rows: row indices, ``(rows,)``.
+    """
+    return rows[table.num_supervised[rows] > 0]
 
 
 def decode_answers(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lm_tuning.batching.held_out_loss import HeldOut, Predictions, choose_rows, count_classes
+from lm_tuning.batching.held_out_loss import HeldOut, choose_rows, count_classes
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved
+from lm_tuning.errors import UserError
 from lm_tuning.evaluation.base import (
     Comparison,
     EvaluationJob,
     base_evaluation_key,
     difference,
     finite,
-    measure_loss,
     stage_base_evaluation,
 )
+from lm_tuning.evaluation.calibration import abstain, calibrate, cover
+from lm_tuning.evaluation.class_errors import (
+    MAX_WRONG_ROWS,
+    NUM_MISLABELLED,
+    SAMPLE_COLUMNS,
+    ClassAnswers,
+    choose_samples,
+    sort_out,
+)
+from lm_tuning.evaluation.class_plots import draw_calibration, draw_confusions
+from lm_tuning.evaluation.class_quantized import compare_quantized_classes, measure_classifier
+from lm_tuning.evaluation.class_rows import ClassRows, choose_top_k, guess_by_frequency, score_classes
 from lm_tuning.evaluation.class_scores import (
     ConstantAnswer,
     MajorityClass,
@@ -26,30 +39,34 @@ from lm_tuning.evaluation.class_scores import (
     measure_majority,
     tabulate_classes,
 )
+from lm_tuning.evaluation.parts import figures_by_part
+from lm_tuning.evaluation.quantized import check_quantized
 from lm_tuning.evaluation.records import (
     ClassEvaluation,
     ClassFigures,
     ClassImprovement,
-    ClassSample,
     ClassShare,
     ConstantFigures,
     MajorityFigures,
+    MoreFigures,
 )
+from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 from lm_tuning.models.loading import load_tokenizer
 from lm_tuning.models.record import location_of
-from lm_tuning.models.tuned import load_tuned
-from lm_tuning.text.decoding import decode
+from lm_tuning.models.tuned import read_label_map
 from lm_tuning.text.records import NO_LABEL
+from lm_tuning.text.store.origins import read_origins
 from lm_tuning.text.store.table import Int64Array, open_split
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_COLUMNS = tuple(ClassSample.__annotations__)
-
-# Most misclassified rows that are kept, those that the model was surest of.
-MAX_WRONG_ROWS = 1000
-NUM_RIGHT_ROWS = 20
 MAX_SHARES = 20
+
+# Scores that both models have, apart from the loss, which may be missing for one of them.
+_SCORES = ("accuracy", "macro_f1", "micro_f1", "weighted_f1", "top_k_accuracy")
 
 
 def compare_with_majority(job: EvaluationJob) -> Comparison:
@@ -57,7 +74,12 @@ def compare_with_majority(job: EvaluationJob) -> Comparison:
 
     Args:
         job: models, rows and settings. Where the base evaluations are kept, the counts of training rows are.
+
+    Raises:
+        UserError: ``evaluate.top_k`` is more than there are classes, or ``evaluate.quantization`` cannot be had.
     """
+    _check_top_k(job)
+    check_quantized(job)
     labels = open_split(job.tokens_folder, "train").labels  # (rows,)
     labels = labels[labels != NO_LABEL]
     # Up to the last class that occurs: how many there are is known once the model is loaded, and this is done without.
@@ -72,110 +94,141 @@ def compare_with_majority(job: EvaluationJob) -> Comparison:
     if job.split is None:
         return Comparison(_describe_nothing(job), [], SAMPLE_COLUMNS, stored)
     tokenizer = load_tokenizer(**location_of(job.tuning["base"]))
-    table, settings, evaluate = job.table, job.settings, job.settings.evaluate
-    rows = choose_rows(len(table), evaluate.max_loss_rows, settings.seed)
-    logger.info("Evaluating on %d of %d %s rows.", len(rows), len(table), job.split)
-    model = load_tuned(job.tuned_folder, **settings.loading)
-    names = class_names(model)
-    held_out = measure_loss(job, model, tokenizer, rows, num_classes=len(names), label="Classes by the tuned model")
-    # What it predicted is all that is needed from here on.
-    del model
-    predictions = held_out.predictions
-    assert predictions is not None, "the task is a classification"
-    # Of the rows that were scored: those without a class are left out by the measurement.
-    references = table.labels[predictions.rows].astype(np.int64)  # (scored rows,)
+    rows = choose_rows(len(job.table), job.settings.evaluate.max_loss_rows, job.settings.seed)
+    logger.info("Evaluating on %d of %d %s rows.", len(rows), len(job.table), job.split)
+    measured = measure_classifier(job, tokenizer, rows)
+    predictions, names = measured.predictions, measured.names
     class_rows = np.bincount(labels, minlength=len(names))  # (classes,)
+    answers = ClassAnswers(job.table, predictions, names, int(class_rows.argmax()), tokenizer, job.settings.seed)
+    wrong, right = sort_out(predictions, answers.references, seed=job.settings.seed)
+    guessed = guess_by_frequency(class_rows, answers.references)
+    scored = _score_both(job, answers, guessed)
+    samples = choose_samples(wrong, right, job.settings.evaluate.num_samples)
+    result = _describe(job, answers, measured.held_out, class_rows, scored, samples)
+    if parts := figures_by_part(scored, origins := read_origins(job.tokens_folder)):
+        result["parts"], result["group_column"] = parts, origins.group_column if origins else None
+    if (quantization := job.settings.evaluate.quantization) != "none":
+        quantized = measure_classifier(job, tokenizer, rows, quantization=quantization)
+        result["quantized"] = compare_quantized_classes(job, measured, quantized)
+    return Comparison(
+        result,
+        answers.samples([*wrong[:MAX_WRONG_ROWS], *right]),
+        SAMPLE_COLUMNS,
+        stored,
+        scored,
+        figures=_draw(answers),
+    )
+
+
+def _check_top_k(job: EvaluationJob) -> None:
+    """Refuse a k that every row would be within, before a model is loaded."""
+    label_map, top_k = read_label_map(job.tuned_folder), job.settings.evaluate.top_k
+    if label_map is not None and isinstance(top_k, int) and top_k > len(label_map):
+        raise UserError(
+            f"evaluate.top_k = {top_k}: the model has {len(label_map)} classes, so its {top_k} likeliest ones are more "
+            "than there are. It takes auto, or a number from 1 to "
+            f"{len(label_map)}."
+        )
+
+
+def _score_both(
+    job: EvaluationJob, answers: ClassAnswers, guessed: ClassRows
+) -> dict[str, tuple[ScoredRows, ScoredRows]]:
+    """Score the guess and the tuned model, row by row."""
+    made = answers.predictions
+    top_k = choose_top_k(job.settings.evaluate.top_k, len(answers.names))
+    base, tuned = (
+        score_classes(one, answers.references, answers.row_ids, num_classes=len(answers.names), top_k=top_k)
+        for one in (guessed, ClassRows(made.classes, made.ranks, made.nats))
+    )
+    return {name: (base[name], tuned[name]) for name in base}
+
+
+def _draw(answers: ClassAnswers) -> dict[str, Figure]:
+    """Draw which classes are taken for which, and how sure the model is."""
+    made = answers.predictions
+    is_right = made.classes == answers.references
+    calibration = calibrate(made.probabilities, is_right)
+    figures = {"confusion_matrix": draw_confusions(answers.references, made.classes, answers.names)}
+    if calibration.bins:
+        figures["calibration"] = draw_calibration(calibration, cover(made.probabilities, is_right))
+    return figures
+
+
+def _describe(  # noqa: PLR0917
+    job: EvaluationJob,
+    answers: ClassAnswers,
+    held_out: HeldOut,
+    class_rows: Int64Array,
+    scored: Mapping[str, tuple[ScoredRows, ScoredRows]],
+    samples: list[int],
+) -> ClassEvaluation:
+    """Put together what is stored."""
+    made, names, references = answers.predictions, answers.names, answers.references
     # One guess knows the training rows, as a model does. The other knows the evaluated ones, so that no constant answer
     # is right more often.
     majority = measure_majority(class_rows, references)
     best = measure_constant(np.bincount(references, minlength=len(names)), references)
-    counts = count_classes(references, predictions.classes, num_classes=len(names))
-
-    def sample(index: int) -> ClassSample:
-        row = table[int(predictions.rows[index])]
-        return {
-            "row_id": row.row_id,
-            "text": decode(tokenizer, row.input_ids.tolist(), skip_special_tokens=True),
-            "reference": names[references[index]],
-            "base": names[majority.class_id],
-            "tuned": names[predictions.classes[index]],
-            "probability": float(predictions.probabilities[index]),
-        }
-
-    wrong, right = sort_out(predictions, references, seed=settings.seed)
-    base = MajorityFigures(**_constant_figures(majority, names), nats_per_row=finite(majority.nats_per_row))
+    counts = count_classes(references, made.classes, num_classes=len(names))
+    is_right = made.classes == references
+    calibration = calibrate(made.probabilities, is_right)
+    values = {
+        name: [finite(scored[name][index].value) if name in scored else None for index in (0, 1)] for name in _SCORES
+    }
+    base = MajorityFigures(
+        **_constant_figures(majority, names),
+        **_more_figures(values, 0),
+        nats_per_row=finite(majority.nats_per_row),
+    )
     tuned = ClassFigures(
-        nats_per_row=finite(held_out.loss.mean_nats), accuracy=finite(counts.accuracy), macro_f1=finite(counts.macro_f1)
+        nats_per_row=finite(held_out.loss.mean_nats),
+        accuracy=finite(counts.accuracy),
+        macro_f1=finite(counts.macro_f1),
+        **_more_figures(values, 1),
+        calibration_error=finite(calibration.error),
+        mean_probability=finite(calibration.mean_probability),
     )
     result: ClassEvaluation = {
         "split": job.split,
         "task": "sequence_classification",
-        "num_rows": len(predictions.rows),
-        "num_split_rows": len(table),
+        "num_rows": len(made.rows),
+        "num_split_rows": len(job.table),
         "base": base,
         "tuned": tuned,
         "improvement": _improvement(base, tuned),
+        "top_k": str(choose_top_k(job.settings.evaluate.top_k, len(names)) or ""),
         "per_class": tabulate_classes(counts, names),
-        "confusions": list_confusions(references, predictions.classes, names),
+        "confusions": list_confusions(references, made.classes, names),
         "class_shares": _list_shares(class_rows, counts.rows, names),
-        "samples": [sample(index) for index in choose_samples(wrong, right, evaluate.num_samples)],
+        "samples": answers.samples(samples),
+        "calibration_bins": calibration.bins,
+        "coverage": cover(made.probabilities, is_right),
+        "hardest": answers.hard_rows(answers.hardest()),
+        "num_likely_mislabelled": len(answers.mislabelled),
+        "likely_mislabelled": answers.hard_rows(answers.mislabelled[:NUM_MISLABELLED].tolist()),
         "num_train_rows": int(class_rows.sum()),
         "best_constant": _constant_figures(best, names),
         "tuned_method": job.tuning["method"],
         "tokens_key": job.tokens_key,
         "warnings": [
             *_warnings(held_out, majority, best, class_rows, references),
-            *_share_warnings(class_rows, counts.rows, names, split=job.split),
+            *_share_warnings(class_rows, counts.rows, names, split=str(job.split)),
         ],
         "skipped": job.skipped,
     }
-    answers = [sample(index) for index in (*wrong[:MAX_WRONG_ROWS], *right)]
-    return Comparison(result, answers, SAMPLE_COLUMNS, stored)
-
-
-def class_names(model: Any) -> list[str]:
-    """Return the names of a classifier's classes, in the order of their ids.
-
-    Args:
-        model: with ``id2label`` in its config.
-    """
-    return [str(model.config.id2label[index]) for index in range(int(model.config.num_labels))]
-
-
-def sort_out(predictions: Predictions, references: Int64Array, *, seed: int) -> tuple[list[int], list[int]]:
-    """Return the indices of all wrong rows, the surest first, and of a few right ones, spread over the split.
-
-    Args:
-        predictions: of a classifier.
-        references: class of each row, ``(rows,)``.
-        seed: decides which right rows are taken.
-    """
-    is_wrong = predictions.classes != references  # (rows,)
-    wrong, right = np.flatnonzero(is_wrong), np.flatnonzero(~is_wrong)
-    # A confident mistake is either a gap in what the model has learned or a row with a wrong label: both are worth
-    # reading first. Stable, so that equally sure ones stay in the order of the rows.
-    wrong = wrong[np.argsort(-predictions.probabilities[wrong], kind="stable")]
-    return wrong.tolist(), right[choose_rows(len(right), NUM_RIGHT_ROWS, seed)].tolist()
-
-
-def choose_samples(wrong: list[int], right: list[int], num_samples: int) -> list[int]:
-    """Choose wrong rows, and of several samples at least one right row, where there are some.
-
-    Args:
-        wrong: indices of wrong rows, the most telling first.
-        right: indices of right rows.
-        num_samples: how many of both.
-    """
-    # As many right rows as wrong ones leave room for, and one in any case, to compare with.
-    num_right = min(len(right), max(num_samples - len(wrong), 1 if num_samples > 1 else 0))
-    return [*wrong[: num_samples - num_right], *right[:num_right]]
+    if job.settings.evaluate.abstain_below is not None:
+        result["abstaining"] = abstain(made.probabilities, is_right, job.settings.evaluate.abstain_below)
+    return result
 
 
 def _describe_nothing(job: EvaluationJob) -> ClassEvaluation:
     """Return the result where there is no row to evaluate on."""
     constant = ConstantFigures({"accuracy": None, "macro_f1": None, "class": None, "num_tied_classes": None})
-    base = MajorityFigures(**constant, nats_per_row=None)
-    tuned = ClassFigures(accuracy=None, macro_f1=None, nats_per_row=None)
+    more = _more_figures({name: [None, None] for name in _SCORES}, 0)
+    base = MajorityFigures(**constant, **more, nats_per_row=None)
+    tuned = ClassFigures(
+        accuracy=None, macro_f1=None, **more, nats_per_row=None, calibration_error=None, mean_probability=None
+    )
     return {
         "split": job.split,
         "task": "sequence_classification",
@@ -188,6 +241,11 @@ def _describe_nothing(job: EvaluationJob) -> ClassEvaluation:
         "confusions": [],
         "class_shares": [],
         "samples": [],
+        "top_k": "",
+        "calibration_bins": [],
+        "coverage": [],
+        "hardest": [],
+        "likely_mislabelled": [],
         "best_constant": constant,
         "tuned_method": job.tuning["method"],
         "tokens_key": job.tokens_key,
@@ -202,12 +260,24 @@ def _improvement(base: MajorityFigures, tuned: ClassFigures) -> ClassImprovement
     return {
         "accuracy_difference": difference(base["accuracy"], tuned["accuracy"]),
         "macro_f1_difference": difference(base["macro_f1"], tuned["macro_f1"]),
+        "micro_f1_difference": difference(base["micro_f1"], tuned["micro_f1"]),
+        "weighted_f1_difference": difference(base["weighted_f1"], tuned["weighted_f1"]),
+        "top_k_accuracy_difference": difference(base["top_k_accuracy"], tuned["top_k_accuracy"]),
         # A base whose loss is infinite has none in the result, and one of 0 cannot be undercut.
         "nats_per_row_fraction": -nats / base["nats_per_row"] if nats is not None and base["nats_per_row"] else None,
     }
 
 
-def _constant_figures(constant: ConstantAnswer, names: list[str]) -> ConstantFigures:
+def _more_figures(values: Mapping[str, list[float | None]], model: int) -> MoreFigures:
+    """Return the scores that later versions added, of the base (0) or the tuned model (1)."""
+    return {
+        "micro_f1": values["micro_f1"][model],
+        "weighted_f1": values["weighted_f1"][model],
+        "top_k_accuracy": values["top_k_accuracy"][model],
+    }
+
+
+def _constant_figures(constant: ConstantAnswer, names: Sequence[str]) -> ConstantFigures:
     return {
         "accuracy": finite(constant.accuracy),
         "macro_f1": finite(constant.macro_f1),
@@ -216,7 +286,7 @@ def _constant_figures(constant: ConstantAnswer, names: list[str]) -> ConstantFig
     }
 
 
-def _list_shares(class_rows: Int64Array, rows: Int64Array, names: list[str]) -> list[ClassShare]:
+def _list_shares(class_rows: Int64Array, rows: Int64Array, names: Sequence[str]) -> list[ClassShare]:
     """List the largest classes of the training rows and of the evaluated ones, with their rows in both."""
     return [
         {"class": names[index], "num_train_rows": int(class_rows[index]), "num_rows": int(rows[index])}
@@ -224,7 +294,7 @@ def _list_shares(class_rows: Int64Array, rows: Int64Array, names: list[str]) -> 
     ]
 
 
-def _share_warnings(class_rows: Int64Array, rows: Int64Array, names: list[str], *, split: str) -> list[str]:
+def _share_warnings(class_rows: Int64Array, rows: Int64Array, names: Sequence[str], *, split: str) -> list[str]:
     moved = list_moved(class_rows, rows, names)
     if not moved:
         return []

@@ -6,11 +6,13 @@ import gc
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from lm_tuning.batching.held_out_loss import choose_rows
+from lm_tuning.evaluation.answer_analysis import analyse_answers, answered_rows
 from lm_tuning.evaluation.base import (
     MEASUREMENT_NAME,
     NOTHING_MEASURED,
@@ -20,18 +22,20 @@ from lm_tuning.evaluation.base import (
     Measurement,
     base_evaluation_key,
     decode_answers,
-    difference,
     measure_model,
+    scored_rows,
     stage_base_evaluation,
 )
+from lm_tuning.evaluation.language_scores import LanguageScores, LossRows, score_language_models, score_nothing
+from lm_tuning.evaluation.parts import figures_by_part
 from lm_tuning.evaluation.quantized import check_quantized, compare_quantized, measure_quantized
 from lm_tuning.evaluation.records import (
     LanguageAnswer,
     LanguageEvaluation,
-    LanguageFigures,
-    LanguageImprovement,
     LanguageSample,
 )
+from lm_tuning.evaluation.scores.answered import Answered
+from lm_tuning.evaluation.scores.score import Scorer
 from lm_tuning.generation.describe import describe_generation
 from lm_tuning.generation.generate import collect_prompts
 from lm_tuning.models.loading import load_tokenizer, read_config
@@ -41,6 +45,7 @@ from lm_tuning.models.tuned import attach_adapter, load_base, load_tuned
 from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.storage.folders import StagedFolder
 from lm_tuning.text.decoding import decode
+from lm_tuning.text.store.origins import read_origins
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +59,7 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         job: models, rows and settings.
     """
     settings, evaluate, base = job.settings, job.settings.evaluate, job.tuning["base"]
+    scorer = Scorer(evaluate.scores)
     # All that the figures depend on and nothing else: how many rows share a batch only changes speed.
     key = base_evaluation_key(
         task=job.tuning["task"],
@@ -73,12 +79,20 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     )
     if job.split is None:
         stored = job.base_cache.find(key) or _stage(job, key, None)
-        figures = NOTHING_MEASURED.figures([])[0]
-        return Comparison(_describe(job, 0, figures, figures, samples=[]), [], ANSWER_COLUMNS, stored)
+        nothing = score_nothing(scorer, NOTHING_MEASURED)
+        return Comparison(_describe(job, 0, nothing, samples=[]), [], ANSWER_COLUMNS, stored)
     check_quantized(job)
     where = location_of(base)
     tokenizer = load_tokenizer(**where)
     rows = choose_held_out(job, tokenizer)
+    asked = Answered(
+        row_ids=[prompt.row_id for prompt in rows.prompts],
+        prompts=[decode(tokenizer, prompt.input_ids, skip_special_tokens=True) for prompt in rows.prompts],
+        references=rows.references,
+        answers=[],
+    )
+    origins = read_origins(job.tokens_folder)
+    scorer.check_references(asked, **({} if origins is None else {"find_row": origins.describe}))
     # By the config alone, before minutes go into the loss of the base model.
     if rows.prompts:
         check_answer_room(read_config(**where), max_new_tokens=evaluate.generation.max_new_tokens)
@@ -90,20 +104,51 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         len(rows.prompts),
     )
     before, after, stored = _measure_both(job, tokenizer, rows, key=key)
-    base_figures, base_rouge = before.figures(rows.references)
-    tuned_figures, tuned_rouge = after.figures(rows.references)
-    samples = [
-        LanguageSample(
-            row_id=prompt.row_id,
-            prompt=decode(tokenizer, prompt.input_ids, skip_special_tokens=True),
-            reference=reference,
-            base=base_answer,
-            tuned=tuned_answer,
+    loss_rows = _rows_of_loss(job, tokenizer, rows)
+    scores = score_language_models(scorer, before, after, asked=asked, rows=loss_rows)
+    samples, answers = _list_answers(asked, before, after, scores)
+    shown = [samples[index] for index in choose_rows(len(samples), evaluate.num_samples, settings.seed)]
+    result = _describe(job, before.loss.num_rows, scores, samples=shown)
+    result["signatures"] = scores.signatures
+    result["warnings"] += _warn_of_scores(scores, before, stored)
+    if parts := figures_by_part(scores.scored, origins):
+        result["parts"], result["group_column"] = parts, origins.group_column if origins else None
+    if scores.failed:
+        result["failed_scores"] = scores.failed
+    result["generation"] = describe_generation(evaluate.generation, seed=settings.seed)
+    if evaluate.quantization != "none":
+        quantized = measure_quantized(job, tokenizer, rows, has_own_ends=_has_own_ends(job))
+        _free_memory(settings.device)
+        result["quantized"] = compare_quantized(
+            evaluate.quantization,
+            figures=(scores.tuned, score_language_models(scorer, after, quantized, asked=asked, rows=loss_rows).tuned),
+            usage=(after.usage, quantized.usage),
         )
-        for prompt, reference, base_answer, tuned_answer in zip(
-            rows.prompts, rows.references, before.answers, after.answers, strict=True
+    if not rows.prompts:
+        result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
+    analysis = analyse_answers(
+        answered_rows(answers),
+        scores.scored,
+        table=job.table,
+        tokenizer=tokenizer,
+        num_samples=evaluate.num_samples,
+        origins=origins,
+    )
+    result = cast("LanguageEvaluation", {**result, **analysis})
+    return Comparison(result, answers, ANSWER_COLUMNS, stored, scores.scored)
+
+
+def _list_answers(
+    asked: Answered, before: Measurement, after: Measurement, scores: LanguageScores
+) -> tuple[list[LanguageSample], list[LanguageAnswer]]:
+    """Return what both models answered, as it is shown and as it is stored."""
+    samples = [
+        LanguageSample(row_id=int(row_id), prompt=prompt, reference=reference, base=base_answer, tuned=tuned_answer)
+        for row_id, prompt, reference, base_answer, tuned_answer in zip(
+            asked.row_ids, asked.prompts, asked.references, before.answers, after.answers, strict=True
         )
     ]
+    base_rouge, tuned_rouge = scores.of_rows("rouge_l", num_rows=len(samples))
     answers = [
         LanguageAnswer(
             **sample,
@@ -116,20 +161,37 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         )
         for index, sample in enumerate(samples)
     ]
-    shown = [samples[index] for index in choose_rows(len(samples), evaluate.num_samples, settings.seed)]
-    result = _describe(job, before.loss.num_rows, base_figures, tuned_figures, samples=shown)
-    result["generation"] = describe_generation(evaluate.generation, seed=settings.seed)
-    if evaluate.quantization != "none":
-        quantized = measure_quantized(job, tokenizer, rows, has_own_ends=_has_own_ends(job))
-        _free_memory(settings.device)
-        result["quantized"] = compare_quantized(
-            evaluate.quantization,
-            figures=(tuned_figures, quantized.figures(rows.references)[0]),
-            usage=(after.usage, quantized.usage),
+    return samples, answers
+
+
+def _rows_of_loss(job: EvaluationJob, tokenizer: Any, rows: HeldOutRows) -> LossRows:
+    """Return ids and bytes of the rows with a loss."""
+    indices = scored_rows(job.table, rows.loss_rows)
+    texts = (
+        decode(tokenizer, row.input_ids[start:end], skip_special_tokens=True)
+        for row in (job.table[index] for index in indices)
+        for start, end in row.spans
+    )
+    spans = np.array([len(job.table[index].spans) for index in indices], dtype=np.int64)
+    sizes = np.fromiter((len(text.encode("utf-8", "surrogatepass")) for text in texts), dtype=np.int64)
+    return LossRows(job.table.row_ids[indices], np.add.reduceat(sizes, np.cumsum(spans) - spans))
+
+
+def _warn_of_scores(scores: LanguageScores, before: Measurement, stored: StagedFolder | Path) -> list[str]:
+    """Say which scores are missing, and why."""
+    warnings = [
+        f"No score {name}: {reason} All other figures are whole; correct the function and evaluate again with "
+        "kedro run --pipelines=evaluate."
+        for name, reason in scores.failed.items()
+    ]
+    if before.by_row is None:
+        where = stored if isinstance(stored, Path) else stored.path
+        warnings.append(
+            f"The base model's stored measurement, {where}, is of an earlier version and has no loss of each row, so "
+            "token accuracy, intervals of the loss and the loss by group are missing. Remove that folder, and the base "
+            "is measured again."
         )
-    if not rows.prompts:
-        result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
-    return Comparison(result, answers, ANSWER_COLUMNS, stored)
+    return warnings
 
 
 def _deciding(generation: GenerationParameters, seed: int) -> list[object]:
@@ -192,7 +254,8 @@ def _measure_both(
     stored: StagedFolder | Path | None = job.base_cache.find(key)
     if isinstance(stored, Path):
         logger.info("Evaluation of the base model: reused %s", stored)
-        before = Measurement.from_json(json.loads((stored / MEASUREMENT_NAME).read_text(encoding="utf-8")))
+        record = json.loads((stored / MEASUREMENT_NAME).read_text(encoding="utf-8"))
+        before = Measurement.from_json(record, job.table, rows.loss_rows)
     else:
         base_model = load()
         before = measure_model(job, base_model, tokenizer, rows, name="base model")
@@ -233,17 +296,12 @@ def _free_memory(device: str) -> None:
 def _describe(
     job: EvaluationJob,
     num_rows: int,
-    base: LanguageFigures,
-    tuned: LanguageFigures,
+    scores: LanguageScores,
     *,
     samples: list[LanguageSample],
 ) -> LanguageEvaluation:
-    """Gather figures and say how much better the tuned model is; positive is better."""
-
-    # A share of the base's figure, which says the same for a loss of 4 and one of 0.4; there is none of a loss of 0.
-    def fall(before: float | None, after: float | None) -> float | None:
-        return (before - after) / before if before and after is not None else None
-
+    """Gather figures and say how much better the tuned model is."""
+    base, tuned = scores.base, scores.tuned
     task = job.tuning["task"]
     assert task != "sequence_classification", "a classifier is compared with a class"
     return {
@@ -253,11 +311,7 @@ def _describe(
         "num_split_rows": len(job.table) if job.split else 0,
         "base": base,
         "tuned": tuned,
-        "improvement": LanguageImprovement(
-            nats_per_token_fraction=fall(base["nats_per_token"], tuned["nats_per_token"]),
-            perplexity_fraction=fall(base["perplexity"], tuned["perplexity"]),
-            rouge_l_difference=difference(base["rouge_l"], tuned["rouge_l"]),
-        ),
+        "improvement": scores.improvement,
         "samples": samples,
         "tuned_method": job.tuning["method"],
         "tokens_key": job.tokens_key,

@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from lm_tuning.evaluation.analysis_records import AnalysisRecord
+from lm_tuning.evaluation.class_records import Abstaining, CalibrationBin, CoveragePoint, HardRow, QuantizedClasses
+from lm_tuning.evaluation.statistics.records import (
+    EarlierRunRecord,
+    GateCount,
+    GateRecord,
+    ScoreMetrics,
+    ScoreRecord,
+)
 from lm_tuning.generation.answers import FinishReason
 
 
@@ -20,6 +29,13 @@ class LossRecord(TypedDict):
     unit: Literal["token", "row"]
 
 
+class LossRowsRecord(TypedDict):
+    """What each row adds to a loss; ``None`` for nats that are no finite number."""
+
+    nats: list[float | None]
+    num_right: list[int]
+
+
 class MeasurementRecord(TypedDict):
     """What the store of base evaluations keeps of a language model: its loss, and its answer to each prompt."""
 
@@ -28,6 +44,7 @@ class MeasurementRecord(TypedDict):
     # Not there where an earlier version measured.
     finish_reasons: NotRequired[list[FinishReason]]
     log_probs: NotRequired[list[float | None]]
+    rows: NotRequired[LossRowsRecord]
 
 
 class ClassRowsRecord(TypedDict):
@@ -37,25 +54,45 @@ class ClassRowsRecord(TypedDict):
 
 
 class LanguageFigures(TypedDict):
-    """What one language model reaches; ``None`` where nothing was measured, or where no finite number came out."""
+    """What one language model reaches; ``None`` where nothing was measured, or where no finite number came out.
+
+    Scores of a project's own stand beside these under their dotted names.
+    """
 
     nats_per_token: float | None
     perplexity: float | None
+    bits_per_byte: float | None
+    token_accuracy: float | None
     rouge_l: float | None
     rouge_1: float | None
     rouge_2: float | None
+    # Not there where evaluate.scores.names does not ask for them.
+    rouge_l_sum: NotRequired[float | None]
+    rouge_sum: NotRequired[float | None]
+    bleu: NotRequired[float | None]
+    chrf: NotRequired[float | None]
+    exact_match: NotRequired[float | None]
+    json_valid: NotRequired[float | None]
+    json_schema: NotRequired[float | None]
     # What the loss is divided by.
     num_tokens: int
+    num_bytes: int
     # What the means of ROUGE are over; an answer without a single word is in them as 0.
     num_generated: int
     num_empty: int
+    # Answers in which evaluate.scores.answer_pattern found nothing; exact_match counts them as wrong.
+    num_without_answer: NotRequired[int]
 
 
 class LanguageImprovement(TypedDict):
-    """What tuning changed; positive is better."""
+    """What tuning changed; positive is better.
+
+    Of every further score there is its difference, named like ``rouge_l_difference``.
+    """
 
     nats_per_token_fraction: float | None
     perplexity_fraction: float | None
+    bits_per_byte_fraction: float | None
     rouge_l_difference: float | None
 
 
@@ -72,13 +109,33 @@ class LanguageSample(TypedDict):
 class LanguageAnswer(LanguageSample):
     """A sample with the ROUGE-L of both answers, why they ended, and the logarithms of their probabilities."""
 
-    base_rouge_l: float
-    tuned_rouge_l: float
+    # None where evaluate.scores.names does not ask for it.
+    base_rouge_l: float | None
+    tuned_rouge_l: float | None
     # None where nobody knows: beam search tells no probabilities, and earlier versions noted none of this.
     base_finish_reason: FinishReason | None
     tuned_finish_reason: FinishReason | None
     base_log_prob: float | None
     tuned_log_prob: float | None
+
+
+class MoreFigures(TypedDict):
+    """Scores of a classifier, or of its base, that results of earlier versions lack."""
+
+    micro_f1: float | None
+    weighted_f1: float | None
+    # ``None`` where there are too few classes, or evaluate.top_k says so.
+    top_k_accuracy: float | None
+
+
+class PartFigures(TypedDict):
+    """The scores, by name, of the rows of one group, source or file; ``None`` where none of them was scored."""
+
+    by: Literal["group", "source", "file"]
+    name: str
+    num_rows: int
+    base: dict[str, float | None]
+    tuned: dict[str, float | None]
 
 
 class ModelUsage(TypedDict):
@@ -103,12 +160,15 @@ class QuantizedEvaluation(TypedDict):
     answer_speed_factor: float | None
 
 
-class ClassFigures(TypedDict):
+class ClassFigures(MoreFigures):
     """What a classifier reaches; ``None`` where nothing was measured, or where no finite number came out."""
 
     accuracy: float | None
     macro_f1: float | None
     nats_per_row: float | None
+    # By how much stated probabilities are off on average, and how sure the model is, see ``Calibration``.
+    calibration_error: float | None
+    mean_probability: float | None
 
 
 # Here and below: not a class statement, since "class" is a key, and keys of stored results stay.
@@ -124,7 +184,7 @@ ConstantFigures = TypedDict(
 """What always answering one class reaches, and how many classes are as frequent as it, itself included."""
 
 
-class MajorityFigures(ConstantFigures):
+class MajorityFigures(ConstantFigures, MoreFigures):
     """What stands in for a classifier's base: the most frequent class of the training rows, and their frequencies."""
 
     nats_per_row: float | None
@@ -135,6 +195,9 @@ class ClassImprovement(TypedDict):
 
     accuracy_difference: float | None
     macro_f1_difference: float | None
+    micro_f1_difference: float | None
+    weighted_f1_difference: float | None
+    top_k_accuracy_difference: float | None
     nats_per_row_fraction: float | None
 
 
@@ -174,6 +237,16 @@ class ClassSample(TypedDict):
     base: str
     tuned: str
     probability: float
+    # Of the row's own class.
+    nats: float
+    is_likely_mislabelled: bool
+
+
+class ModelDigests(TypedDict):
+    """What names the weights of both models."""
+
+    base: str
+    tuned: str
 
 
 class EvaluationContext(TypedDict):
@@ -186,10 +259,18 @@ class EvaluationContext(TypedDict):
     warnings: list[str]
     # Why nothing was measured. All figures are missing then.
     skipped: str | None
+    # How sure the scores are; the first of them is the one of the verdict. See evaluation/conclusion.py.
+    model_digests: NotRequired[ModelDigests]
+    verdict: NotRequired[str]
+    scores: NotRequired[list[ScoreRecord]]
+    intervals: NotRequired[dict[str, ScoreMetrics]]
+    earlier_run: NotRequired[EarlierRunRecord | None]
+    gate: NotRequired[list[GateRecord]]
+    gate_bounds: NotRequired[GateCount]
 
 
-class LanguageEvaluation(EvaluationContext):
-    """``evaluation.json`` of a language model."""
+class LanguageEvaluation(EvaluationContext, AnalysisRecord):
+    """``evaluation.json`` of a language model; without an analysis where nothing was measured."""
 
     task: Literal["causal_lm", "seq2seq_lm"]
     # Rows whose loss was measured, and rows of the split: fewer are measured where evaluate.max_loss_rows says so.
@@ -203,6 +284,13 @@ class LanguageEvaluation(EvaluationContext):
     generation: NotRequired[str]
     # Why no row was answered; missing where some were.
     no_answers: NotRequired[str]
+    # How each score is computed, by its name.
+    signatures: NotRequired[dict[str, str]]
+    # Why a score of the project's own is missing, by its name.
+    failed_scores: NotRequired[dict[str, str]]
+    # Where rows of several groups, sources or files were measured; the column of split.group.
+    parts: NotRequired[list[PartFigures]]
+    group_column: NotRequired[str | None]
     # Missing where evaluate.quantization is none.
     quantized: NotRequired[QuantizedEvaluation]
 
@@ -220,6 +308,21 @@ class ClassEvaluation(EvaluationContext):
     confusions: list[Confusion]
     class_shares: list[ClassShare]
     samples: list[ClassSample]
+    # The k of top_k_accuracy, empty where there is none; a text, since numbers become metrics.
+    top_k: str
+    calibration_bins: list[CalibrationBin]
+    coverage: list[CoveragePoint]
+    # Missing without evaluate.abstain_below.
+    abstaining: NotRequired[Abstaining]
+    # Missing where evaluate.quantization is none.
+    quantized: NotRequired[QuantizedClasses]
+    # Scores by group, source and file, as of language models.
+    parts: NotRequired[list[PartFigures]]
+    group_column: NotRequired[str | None]
+    # Rows with the highest loss, and those whose label is probably wrong, see ``find_mislabelled``.
+    hardest: list[HardRow]
+    likely_mislabelled: list[HardRow]
+    num_likely_mislabelled: NotRequired[int]
     # Missing where nothing was measured.
     num_train_rows: NotRequired[int]
     best_constant: ConstantFigures

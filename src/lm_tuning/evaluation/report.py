@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from lm_tuning.data.split.class_shares import name_tied
+from lm_tuning.evaluation.answer_report import answer_sample_sections, answer_sections
+from lm_tuning.evaluation.class_report import class_sections, name_class, name_constant
+from lm_tuning.evaluation.parts import part_sections
 from lm_tuning.evaluation.quantized import quantized_section
 from lm_tuning.evaluation.records import (
     ClassEvaluation,
-    ConstantFigures,
     EvaluationRecord,
     LanguageEvaluation,
-    MajorityFigures,
     TrainingFacts,
 )
+from lm_tuning.evaluation.score_report import score_sections, verdict_blocks
 from lm_tuning.findings import Issue
 from lm_tuning.reporting.document import (
     Block,
@@ -23,19 +23,17 @@ from lm_tuning.reporting.document import (
     Item,
     Items,
     Paragraph,
-    Preformatted,
     Report,
     Sample,
     Section,
     Table,
 )
-from lm_tuning.reporting.text import keep_ends, write_difference, write_fall, write_number, write_share
-from lm_tuning.wording import count_of, on_one_line, write_speed
+from lm_tuning.reporting.text import keep_ends, write_difference, write_fall, write_number
+from lm_tuning.wording import count_of, write_speed
 
 MLFLOW_COMMAND = "make mlflow"
 
 _TEXT_CHARACTERS = 400
-_NAME_CHARACTERS = 60
 _ADAPTERS = {"lora": "LoRA adapter", "qlora": "QLoRA adapter"}
 
 
@@ -50,24 +48,66 @@ def compose_report(result: EvaluationRecord, facts: TrainingFacts) -> Report:
     if result["skipped"]:
         return Report("Evaluation", describe_outcome(result), closing=closing)
     warnings = [Issue("warn", "evaluation", warning) for warning in result["warnings"]]
-    base, sections = "Base", []
-    if result["task"] == "sequence_classification":
-        base, sections = "Majority class", list(_class_sections(result))
-    quantized = quantized_section(result)
-    if quantized is not None:
-        sections.append(quantized)
-    if result["samples"]:
-        sections.append(Section("samples", "Samples", list(_samples(result))))
+    base = "Majority class" if result["task"] == "sequence_classification" else "Base"
     return Report(
         "Evaluation",
+        tiles=_tiles(result),
         summary=[
             *([Issues(warnings)] if warnings else []),
+            *verdict_blocks(result),
             Paragraph(_describe_rows(result)),
             Table("", ("", base, "Tuned", "Change"), _figures(result)),
         ],
-        sections=sections,
+        sections=[section for build in SECTIONS for section in build(result)],
         closing=closing,
     )
+
+
+def _sections_of_classes(result: EvaluationRecord) -> Iterator[Section]:
+    if result["task"] == "sequence_classification":
+        yield from class_sections(result)
+
+
+def _sample_sections(result: EvaluationRecord) -> Iterator[Section]:
+    if result["task"] == "sequence_classification":
+        yield from _class_samples(result)
+    else:
+        yield from answer_sample_sections(result)
+
+
+def _sections_of_parts(result: EvaluationRecord) -> Iterator[Section]:
+    if "parts" in result:
+        titles = {score["name"]: score["title"] for score in result.get("scores", [])}
+        yield from part_sections(result["parts"], titles, result.get("group_column"))
+
+
+def _sections_of_quantized(result: EvaluationRecord) -> Iterator[Section]:
+    section = quantized_section(result)
+    if section is not None:
+        yield section
+
+
+SECTIONS: tuple[Callable[[EvaluationRecord], Iterator[Section]], ...] = (
+    score_sections,
+    _sections_of_classes,
+    answer_sections,
+    _sections_of_parts,
+    _sections_of_quantized,
+    _sample_sections,
+)
+"""What a report is built of, in its order. Each yields nothing for a result that it has nothing to say about."""
+
+
+def _tiles(result: EvaluationRecord) -> list[tuple[str, str]]:
+    """Return the few figures that a page begins with."""
+    scores = result.get("scores", [])
+    tiles = []
+    for score in scores[:2]:
+        for name, record in (("tuned", score["tuned"]), ("base", score["base"])):
+            tiles.append((f"{score['title']}, {name}", write_number(record["value"], 3)))
+    if scores:
+        tiles.append(("than the base", scores[0]["outcome"]))
+    return [*tiles, ("rows", _count_rows(result).removesuffix(" rows").removesuffix(" row"))]
 
 
 def describe_outcome(result: EvaluationRecord) -> str:
@@ -168,130 +208,21 @@ def _describe_classes(result: ClassEvaluation) -> str:
     base, best = result["base"], result["best_constant"]
     # Without a value there is no row, and then no report of them.
     always, most = base["accuracy"] or 0.0, best["accuracy"] or 0.0
-    said = (
-        f"The majority class of the training rows is {_name_tied(base)}; always answering it is right for {always:.2%}"
-    )
+    named = name_constant(base)
+    said = f"The majority class of the training rows is {named}; always answering it is right for {always:.2%}"
     if most > always:
-        said += f". The best constant answer on this split is {_name_tied(best)}, right for {most:.2%}"
+        said += f". The best constant answer on this split is {name_constant(best)}, right for {most:.2%}"
     else:
         said += ", and no other constant answer for more"
     return f"{_count_rows(result)}, {count_of(len(result['per_class']), 'class')} in them or predicted. {said}"
 
 
-def _class_sections(result: ClassEvaluation) -> Iterator[Section]:
-    """Yield the tables of a classifier: constant answers, every class, confusions, and the largest classes."""
-    constants = (("training rows", result["base"]), (f"these {result['split']} rows", result["best_constant"]))
-    yield _section(
-        "constants",
-        "Always answering one class",
-        ("Most frequent among", "Class", "Accuracy", "Macro-F1"),
-        [
-            (rows, _name_tied(one), write_number(one["accuracy"], 4), write_number(one["macro_f1"], 4))
-            for rows, one in constants
-        ],
-        num_text_columns=2,
-    )
-    yield _section(
-        "classes",
-        "Classes, the lowest F1 first",
-        ("Class", "Rows", "Predicted", "Precision", "Recall", "F1"),
-        [
-            (
-                _name(line["class"]),
-                line["num_rows"],
-                line["num_predicted"],
-                *(write_number(score, 4) for score in (line["precision"], line["recall"], line["f1"])),
-            )
-            for line in result["per_class"]
-        ],
-    )
-    if result["confusions"]:
-        yield _section(
-            "confusions",
-            "Most frequent confusions",
-            ("Class", "Taken for", "Rows", "Of the class"),
-            [
-                (_name(line["reference"]), _name(line["predicted"]), line["num_rows"], f"{line['fraction']:.1%}")
-                for line in result["confusions"]
-            ],
-            num_text_columns=2,
-        )
-    yield _section(
-        "shares",
-        f"Largest classes in train and {result['split']}",
-        ("Class", "Training rows", "Share", "Rows", "Share"),
-        [
-            (
-                _name(line["class"]),
-                line["num_train_rows"],
-                write_share(line["num_train_rows"], result["num_train_rows"]),
-                line["num_rows"],
-                write_share(line["num_rows"], result["num_rows"]),
-            )
-            for line in result["class_shares"]
-        ],
-    )
-
-
-def _section(
-    key: str, title: str, head: Sequence[str], rows: Sequence[Sequence[str | int]], *, num_text_columns: int = 1
-) -> Section:
-    return Section(key, title, [Table("", head, rows, text_columns=range(num_text_columns))])
-
-
-def _samples(result: EvaluationRecord) -> Iterator[Block]:
-    if result["task"] == "sequence_classification":
-        for row in result["samples"]:
-            reference, tuned = _name(row["reference"]), _name(row["tuned"])
-            verdict = f"{reference}, rightly" if reference == tuned else f"{reference}, taken for {tuned}"
-            title = f"Row {row['row_id']}: {verdict} (probability {row['probability']:.2f})"
-            yield Sample(title, "Text", keep_ends(row["text"], _TEXT_CHARACTERS))
-        return
-    # The template and a fixed instruction can be longer than all the rest, and would be all that the samples show.
-    shared, questions, ending = split_shared([sample["prompt"] for sample in result["samples"]])
-    if shared or ending:
-        title = "What all these prompts begin and end with is shown once:"
-        yield Preformatted(f"{shared}…{ending}", title, is_brief=False)
-    for sample, question in zip(result["samples"], questions, strict=True):
-        answers = {"Reference": sample["reference"], "Base": sample["base"], "Tuned": sample["tuned"]}
-        yield Sample(
-            f"Row {sample['row_id']}",
-            "Prompt",
-            keep_ends(question, _TEXT_CHARACTERS),
-            {name: keep_ends(text, _TEXT_CHARACTERS) for name, text in answers.items()},
-        )
-
-
-def split_shared(prompts: Sequence[str]) -> tuple[str, list[str], str]:
-    """Remove the lines that all prompts begin and end with: the template's, and a fixed instruction.
-
-    Args:
-        prompts: decoded prompts.
-
-    Returns:
-        The shared start and end, in whole lines, and what lies between them in each prompt. Nothing is shared by a
-        single prompt.
-    """
-    # Of a single prompt, or of equal ones, everything would be shared and nothing shown.
-    if len(set(prompts)) < 2:
-        return "", list(prompts), ""
-    # Whole lines: a common beginning of words would tear the prompts apart in the middle of a sentence.
-    start = _whole_lines(os.path.commonprefix(list(prompts)))
-    rests = [prompt[len(start) :] for prompt in prompts]
-    # The common beginning of the reversed texts, looked for behind the shared start, so that both cannot overlap.
-    ending = _whole_lines(os.path.commonprefix([rest[::-1] for rest in rests]))[::-1]
-    return start, [rest[: len(rest) - len(ending)] for rest in rests], ending
-
-
-def _whole_lines(text: str) -> str:
-    """Cut a text after its last line break."""
-    return text[: text.rfind("\n") + 1]
-
-
-def _name_tied(constant: ConstantFigures | MajorityFigures) -> str:
-    return name_tied(_name(str(constant["class"])), constant["num_tied_classes"] or 1)
-
-
-def _name(text: str) -> str:
-    # Classes have their names from rows, of any length and with whatever is in them.
-    return keep_ends(on_one_line(text), _NAME_CHARACTERS)
+def _class_samples(result: ClassEvaluation) -> Iterator[Section]:
+    blocks = []
+    for row in result["samples"]:
+        reference, tuned = name_class(row["reference"]), name_class(row["tuned"])
+        verdict = f"{reference}, rightly" if reference == tuned else f"{reference}, taken for {tuned}"
+        title = f"Row {row['row_id']}: {verdict} (probability {row['probability']:.2f})"
+        blocks.append(Sample(title, "Text", keep_ends(row["text"], _TEXT_CHARACTERS)))
+    if blocks:
+        yield Section("samples", "Samples", blocks)

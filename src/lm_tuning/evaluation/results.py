@@ -8,6 +8,7 @@ from pathlib import Path
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.base import Comparison, EvaluationJob
 from lm_tuning.evaluation.classes import compare_with_majority
+from lm_tuning.evaluation.conclusion import conclude
 from lm_tuning.evaluation.language import compare_language_models
 from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.models.tuned import read_tuning
@@ -29,6 +30,8 @@ def evaluate_models(
     settings: EvaluationSettings,
     *,
     on_progress: OnProgress = ignore_progress,
+    history: Path | None = None,
+    output: str = "",
 ) -> Comparison:
     """Measure base and tuned model on held-out rows: the split that ``evaluate.split`` says.
 
@@ -42,6 +45,8 @@ def evaluate_models(
         base_cache: where measurements of base models are kept.
         settings: everything else that decides the figures.
         on_progress: told the rows done.
+        history: where the row scores of earlier models are kept; ``None`` keeps and compares with none.
+        output: name of the result folders, which later runs name this one by.
 
     Returns:
         The comparison; without held-out rows one that says so.
@@ -63,11 +68,14 @@ def evaluate_models(
         table=table,
         base_cache=base_cache,
         on_progress=on_progress,
+        history=history,
+        output=output,
     )
     # An encoder-decoder is a language model here: loss by token and answers, only that it reads the prompt apart.
     is_classifier = tuning["task"] == "sequence_classification"
     with heap_set_aside():  # garbage is collected by hand between two models
         compared = compare_with_majority(job) if is_classifier else compare_language_models(job)
+        compared = conclude(compared, job)
     for warning in compared.result["warnings"]:
         logger.warning("%s", warning)
     return compared

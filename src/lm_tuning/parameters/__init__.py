@@ -20,6 +20,7 @@ from lm_tuning.parameters.groups import (
     PreflightParameters,
     TrackingParameters,
 )
+from lm_tuning.parameters.predict import PredictColumns, PredictParameters
 from lm_tuning.parameters.train import HealthParameters, LoraParameters, QloraParameters, TrainParameters
 from lm_tuning.parameters.validation import validate_parameters
 
@@ -33,6 +34,8 @@ __all__ = [
     "LoraParameters",
     "ModelParameters",
     "Parameters",
+    "PredictColumns",
+    "PredictParameters",
     "PreflightParameters",
     "QloraParameters",
     "SourceParameters",

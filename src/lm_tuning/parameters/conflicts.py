@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.evaluate_checks import find_evaluate_problems
+from lm_tuning.parameters.gate import CLASS_FIGURES, find_gate_problems, scores_of_language
 from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.trainer_arguments import (
     BITSANDBYTES_OPTIMIZERS,
@@ -52,6 +53,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_folds,
         _check_sources,
         _check_evaluate,
+        _check_gate,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -369,3 +371,14 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
 def _check_evaluate(parameters: Parameters) -> Iterator[Conflict]:
     for keys, problem in find_evaluate_problems(parameters):
         yield Conflict(keys, problem)
+
+
+def _check_gate(parameters: Parameters) -> Iterator[Conflict]:
+    evaluate = parameters.evaluate
+    if parameters.task == "sequence_classification":
+        scores: dict[str, str | None] = dict.fromkeys(CLASS_FIGURES)
+    else:
+        asked = [*evaluate.scores.names, *evaluate.scores.own_metrics]
+        scores = scores_of_language(asked, num_generate_rows=evaluate.num_generate_rows)
+    for key, problem in find_gate_problems(evaluate.gate, scores):
+        yield Conflict((key, "task", "evaluate.scores", "evaluate.num_generate_rows"), problem)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, ParameterGroup
+from lm_tuning.parameters.class_scores import Threshold, TopK
+from lm_tuning.parameters.gate import Gate
 from lm_tuning.parameters.generation import GenerationParameters, QuantizationName
+from lm_tuning.parameters.scores import ScoreParameters
 
 HeldOutChoice = Literal["auto", "validation", "test"]
 
@@ -21,7 +26,10 @@ class EvaluateParameters(ParameterGroup):
     """Held-out rows for loss and perplexity, or for a classifier's accuracy and macro-F1; null takes all."""
 
     num_generate_rows: CountOrZero = 64
-    """Held-out rows answered by both models for ROUGE-L; 0 skips generation, the slow part."""
+    """Held-out rows answered by both models for the scores; 0 skips generation, the slow part."""
+
+    scores: ScoreParameters = ScoreParameters()
+    """Which scores the answers get."""
 
     generation: GenerationParameters = GenerationParameters()
     """How both models answer; the settings that came with them are set aside."""
@@ -37,3 +45,15 @@ class EvaluateParameters(ParameterGroup):
 
     num_samples: CountOrZero = 5
     """Rows shown in the report, each with both models' answers or with its class."""
+
+    gate: Gate = Field(default={})
+    """What the tuned model must reach, score by score: a number, better or not_worse (than the base, beyond chance);
+    a run that misses one keeps its results and ends with exit code 3."""
+
+    top_k: TopK = "auto"
+    """Classes among which a row's own has to be for a classifier's top-k accuracy; auto takes 5 where there are more
+    than 5."""
+
+    abstain_below: Threshold | None = None
+    """Probability of the likeliest class below which a classifier gives no answer, as for texts that are of no class;
+    null answers every row."""

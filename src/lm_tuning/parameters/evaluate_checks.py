@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lm_tuning.parameters.class_scores import find_class_score_problems
 from lm_tuning.parameters.generation import find_generation_problems
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def find_evaluate_problems(parameters: Parameters) -> Iterator[tuple[tuple[str, 
     yield from find_generation_problems(parameters.evaluate.generation, "evaluate.generation")
     yield from _find_missing_split(parameters)
     yield from _find_needless_quantization(parameters)
+    yield from find_class_score_problems(parameters.evaluate, parameters.task)
 
 
 def _find_missing_split(parameters: Parameters) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -44,11 +46,6 @@ def _find_needless_quantization(parameters: Parameters) -> Iterator[tuple[tuple[
     key, held, train = "evaluate.quantization", parameters.evaluate.quantization, parameters.train
     if held == "none":
         return
-    if parameters.task == "sequence_classification":
-        yield (
-            (key, "task"),
-            f"{key} = {held} measures language models, but task = sequence_classification: set {key} = none.",
-        )
     trained_over = "int8" if train.qlora.bits == 8 else train.qlora.quant_type
     if train.method == "qlora" and held == trained_over:
         yield (

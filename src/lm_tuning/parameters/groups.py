@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Dtype, ParameterGroup, PathText, TaskName, Text
 from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
 from lm_tuning.parameters.evaluate import EvaluateParameters
+from lm_tuning.parameters.predict import PredictParameters
 from lm_tuning.parameters.train import TrainParameters
 
 
@@ -80,7 +81,7 @@ class TrackingParameters(ParameterGroup):
 
 # Names that stand for something else where outputs lie: converted base models and batch plans in data/06_models, the
 # lock of the tracking store in data/.locks; and names that Windows keeps for devices.
-RESERVED_OUTPUTS = frozenset({"base", "batch_plans", "mlflow"})
+RESERVED_OUTPUTS = frozenset({"base", "batch_plans", "evaluation_history", "mlflow"})
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 )
@@ -153,6 +154,9 @@ class Parameters(ParameterGroup):
 
     evaluate: EvaluateParameters = EvaluateParameters()
     """What is measured afterwards."""
+
+    predict: PredictParameters = PredictParameters()
+    """Which rows a tuned classifier names the class of."""
 
     tracking: TrackingParameters = TrackingParameters()
     """What MLflow keeps."""

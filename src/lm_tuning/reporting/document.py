@@ -31,8 +31,21 @@ class Strong:
     text: str
 
 
+@dataclass(frozen=True)
+class Link:
+    """Words that lead to a sample of the same report.
+
+    Attributes:
+        text: plain text.
+        key: of the sample, see :class:`Sample`.
+    """
+
+    text: str
+    key: str
+
+
 # Plain strings, not markup of our own: whatever stands in a row can be put into a block without escaping it first.
-Words = str | Code | Strong
+Words = str | Code | Strong | Link
 Inline = Words | tuple[Words, ...]
 """Running text. A string is plain text, foreign or not; names of parameters are set apart where the output can."""
 
@@ -142,22 +155,58 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Intervals:
+    """Named values with an interval each, on one scale.
+
+    Attributes:
+        title: what it shows.
+        names: one per value.
+        values: lower end, value and upper end of each; the three are equal where there is no interval.
+        shown: the values as text.
+    """
+
+    title: str
+    names: Sequence[str]
+    values: Sequence[tuple[float, float, float]]
+    shown: Sequence[str]
+
+    def positions(self) -> list[tuple[float, float, float]]:
+        """Return the values as shares of the scale, 0 to 1, which goes from the lowest end to the highest."""
+        ends = [end for value in self.values for end in value]
+        lowest, width = min(ends, default=0.0), max(ends, default=0.0) - min(ends, default=0.0)
+
+        def share(end: float) -> float:
+            return (end - lowest) / width if width else 0.5  # all in one point stand in the middle
+
+        return [(share(low), share(value), share(high)) for low, value, high in self.values]
+
+
+@dataclass(frozen=True)
 class Histogram:
     """Counts in bins of equal width, of one or two quantities.
 
     Attributes:
         title: what it shows.
         unit: of the bins' edges.
-        edges: ``(bins + 1,)``, ascending.
+        edges: ``(bins + 1,)``, ascending; integers, or fractions of what is measured.
         counts: by name of the quantity, ``(bins,)``.
         mark: a limit within the edges to draw as a line, with its name; None for none.
     """
 
     title: str
     unit: str
-    edges: Sequence[int]
+    edges: Sequence[float]
     counts: Mapping[str, Sequence[int]]
     mark: tuple[int, str] | None = None
+
+    def last_in_bin(self, end: int) -> float:
+        """Return the largest value before an edge: integers stop one short of it.
+
+        Args:
+            end: index of the edge.
+        """
+        edge = self.edges[end]
+        return edge - 1 if isinstance(edge, int) else edge
 
 
 @dataclass(frozen=True)
@@ -209,15 +258,18 @@ class Sample:
         name: what the text is.
         text: foreign text.
         answers: by who or what they are from; foreign text too.
+        key: what links lead to it by; it has to be its title in lower case with hyphens, as Markdown makes anchors of
+            headings. Empty for none.
     """
 
     title: str
     name: str
     text: str
     answers: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
 
 
-Block = Heading | Paragraph | Items | Preformatted | Table | Bars | Histogram | Issues | Example | Sample
+Block = Heading | Paragraph | Items | Preformatted | Table | Bars | Intervals | Histogram | Issues | Example | Sample
 
 
 @dataclass(frozen=True)
@@ -228,11 +280,13 @@ class Section:
         key: short name, for links.
         title: the heading.
         blocks: what it holds, in order.
+        is_brief: whether the terminal shows it too.
     """
 
     key: str
     title: str
     blocks: Sequence[Block]
+    is_brief: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lm_tuning.findings import SEVERITY_WORDS, Notice
 from lm_tuning.reporting import document as doc
-from lm_tuning.reporting.text import NO_ISSUES, reveal, shorten_middle, words_of
+from lm_tuning.reporting.text import NO_ISSUES, reveal, shorten_middle, words_of, write_edge
 from lm_tuning.wording import visible
 
 MAX_PART_CHARACTERS = 4000
@@ -77,7 +77,8 @@ def _write_block(block: doc.Block) -> Iterator[str]:
             yield f"<p>{_text(block.title)}</p>" if block.title else ""
             yield f"<pre>{_show_space(visible(block.text))}</pre>" if block.text else "<p>(empty)</p>"
         case doc.Sample():
-            yield f"<h3>{_text(block.title)}</h3>"
+            anchor = f' id="{_attribute(block.key)}"' if block.key else ""
+            yield f"<h3{anchor}>{_text(block.title)}</h3>"
             for name, text in ((block.name, block.text), *block.answers.items()):
                 yield f"<p><strong>{_text(name)}</strong></p>"
                 yield from _write_block(doc.Preformatted(text))
@@ -85,6 +86,8 @@ def _write_block(block: doc.Block) -> Iterator[str]:
             yield _write_table(block)
         case doc.Bars():
             yield _write_bars(block)
+        case doc.Intervals():
+            yield _write_intervals(block)
         case doc.Histogram():
             yield _write_histogram(block)
         case doc.Issues():
@@ -172,6 +175,20 @@ def _write_bars(bars: doc.Bars) -> str:
     )
 
 
+def _write_intervals(intervals: doc.Intervals) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{_text(shorten_middle(name, 80))}</th>'
+        f'<td class="range" aria-hidden="true"><div><i style="left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%">'
+        f'</i><b style="left:{100 * value:.2f}%"></b></div></td>'
+        f'<td class="number">{_text(shown)}</td></tr>'
+        for name, shown, (low, value, high) in zip(intervals.names, intervals.shown, intervals.positions(), strict=True)
+    )
+    return _scrolling(
+        f'<table class="bars"><caption>{_text(intervals.title)}</caption><tbody>{rows}</tbody></table>',
+        intervals.title,
+    )
+
+
 def _write_histogram(histogram: doc.Histogram) -> str:
     """Draw one panel a quantity, each with its own scale, above one axis; words stay text, so they do not shrink."""
     first, last = histogram.edges[0], histogram.edges[-1]
@@ -179,8 +196,8 @@ def _write_histogram(histogram: doc.Histogram) -> str:
     for name, counts in histogram.counts.items():
         most = max(counts, default=0)
         alt = (
-            f"Histogram of {name} in {histogram.unit}: {_describe_peak(histogram.edges, counts)}, from {first:,} to "
-            f"{last:,}"
+            f"Histogram of {name} in {histogram.unit}: {_describe_peak(histogram, counts)}, from {write_edge(first)} "
+            f"to {write_edge(last)}"
         )
         # Stretched to the width of the page, which text inside the drawing would be as well; so names stand outside.
         panels.append(
@@ -188,9 +205,10 @@ def _write_histogram(histogram: doc.Histogram) -> str:
             f'<svg viewBox="0 0 {_HISTOGRAM_WIDTH} {_HISTOGRAM_HEIGHT}" preserveAspectRatio="none" role="img" '
             f'aria-label="{_attribute(alt)}">{"".join(_draw(histogram, counts))}</svg>'
         )
-    middle = (first + last) // 2
+    middle = (first + last) // 2 if isinstance(first, int) and isinstance(last, int) else (first + last) / 2
     axis = (
-        f'<div class="axis"><span>{first:,}</span><span>{middle:,}</span><span>{last:,} {histogram.unit}</span></div>'
+        f'<div class="axis"><span>{write_edge(first)}</span><span>{write_edge(middle)}</span>'
+        f"<span>{write_edge(last)} {_text(histogram.unit)}</span></div>"
     )
     mark = ""
     if histogram.mark:
@@ -215,11 +233,12 @@ def _draw(histogram: doc.Histogram, counts: Sequence[int]) -> Iterator[str]:
         yield f'<line x1="{x:.2f}" x2="{x:.2f}" y1="0" y2="{_HISTOGRAM_HEIGHT}"/>'
 
 
-def _describe_peak(edges: Sequence[int], counts: Sequence[int]) -> str:
+def _describe_peak(histogram: doc.Histogram, counts: Sequence[int]) -> str:
     if not any(counts):
         return "no rows"
     index = max(range(len(counts)), key=counts.__getitem__)
-    return f"most rows ({counts[index]:,}) at {edges[index]:,} to {edges[index + 1] - 1:,}"
+    first, last = write_edge(histogram.edges[index]), write_edge(histogram.last_in_bin(index + 1))
+    return f"most rows ({counts[index]:,}) at {first} to {last}"
 
 
 def _scrolling(table: str, title: str) -> str:
@@ -243,4 +262,6 @@ def _write_words(words: doc.Words) -> str:
             return f"<code>{html.escape(words.text)}</code>"
         case doc.Strong():
             return f"<strong>{html.escape(words.text)}</strong>"
+        case doc.Link():
+            return f'<a href="#{html.escape(words.key)}">{html.escape(words.text)}</a>'
     return html.escape(words)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from lm_tuning.findings import SEVERITY_WORDS, Notice
 from lm_tuning.reporting import document as doc
-from lm_tuning.reporting.text import NO_ISSUES, reveal, shorten_middle, words_of
+from lm_tuning.reporting.text import NO_ISSUES, reveal, shorten_middle, words_of, write_edge
 from lm_tuning.wording import SUPERVISED_MARKS, visible
 
 MAX_RUN_CHARACTERS = 1500
@@ -88,10 +88,9 @@ def _lines_of(block: doc.Block) -> Iterator[str]:
         case doc.Table():
             yield from _title(block.title)
             yield from _table(block.head, block.rows, block.text_columns, total=block.total or ())
-        case doc.Bars():
+        case doc.Bars() | doc.Intervals():
             yield from _title(block.title)
-            bars = zip(block.names, draw_bars(block.values), block.shown, strict=True)
-            yield from _table(["", "", ""], bars, (0, 1))
+            yield from _table(["", "", ""], zip(block.names, draw(block), block.shown, strict=True), (0, 1))
         case doc.Histogram():
             yield from _title(block.title)
             rows = [[span, draw, *counts] for span, draw, counts in histogram_lines(block)]
@@ -158,6 +157,8 @@ def _write_words(words: doc.Words, *, in_cell: bool) -> str:
             return span.replace("|", "\\|") if in_cell else span
         case doc.Strong():
             return f"**{_escape(words.text)}**"
+        case doc.Link():
+            return f"[{_escape(words.text)}](#{words.key})"
     return _escape(words)
 
 
@@ -230,9 +231,33 @@ def histogram_lines(histogram: doc.Histogram) -> list[tuple[str, str, list[str]]
     counts = [[sum(values[start : start + joined]) for start in starts] for values in histogram.counts.values()]
     lines = []
     for index, (start, bar) in enumerate(zip(starts, draw_bars(counts[0]), strict=True)):
-        first, last = histogram.edges[start], histogram.edges[min(start + joined, num_bins)] - 1
-        span = f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        first, last = histogram.edges[start], histogram.last_in_bin(min(start + joined, num_bins))
+        span = write_edge(first) if first == last else f"{write_edge(first)} to {write_edge(last)}"
         lines.append((span, bar, [f"{of_quantity[index]:,}" for of_quantity in counts]))
+    return lines
+
+
+def draw(block: doc.Bars | doc.Intervals) -> list[str]:
+    """Draw quantities of letters, one line each.
+
+    Args:
+        block: what is drawn.
+    """
+    return draw_bars(block.values) if isinstance(block, doc.Bars) else draw_intervals(block)
+
+
+def draw_intervals(intervals: doc.Intervals) -> list[str]:
+    """Draw intervals of letters on one scale, each with its value as a point.
+
+    Args:
+        intervals: what is drawn.
+    """
+    lines = []
+    for ends in intervals.positions():
+        low, value, high = (round(end * (BAR_CHARACTERS - 1)) for end in ends)
+        line = [" "] * low + ["─"] * (high - low + 1)
+        line[value] = "●"
+        lines.append("".join(line).replace(" ", "·"))
     return lines
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from lm_tuning.findings import SEVERITY_WORDS, Severity
 from lm_tuning.reporting import document as doc
-from lm_tuning.reporting.markdown import draw_bars, histogram_lines, marked_runs
+from lm_tuning.reporting.markdown import draw, histogram_lines, marked_runs
 from lm_tuning.reporting.text import NO_ISSUES, keep_ends, shorten_middle, words_of
 from lm_tuning.runtime.log_records import protect
 from lm_tuning.wording import on_one_line
@@ -35,7 +35,10 @@ def build_summary(report: doc.Report) -> RenderableType:
         report: what a package composed.
     """
     parts: list[RenderableType] = [_plain(report.subtitle), Text("")] if report.subtitle else []
-    groups = [("", report.summary), *((section.title, section.blocks) for section in report.sections)]
+    groups = [
+        ("", report.summary),
+        *((section.title, section.blocks) for section in report.sections if section.is_brief),
+    ]
     # Issues come last, where a reader's eye is when the run ends.
     # Also where they stand in the middle of a section, such as the warnings of an evaluation.
     for wants_issues in (False, True):
@@ -83,13 +86,13 @@ def _render(block: doc.Block) -> Iterator[RenderableType]:
             yield from [] if block.items else [Text(NO_ISSUES)]
         case doc.Table() if block.is_brief:
             yield from _table(block)
-        case doc.Bars():
+        case doc.Bars() | doc.Intervals():
             yield _plain(block.title, style="italic")
-            shown = list(zip(block.names, draw_bars(block.values), block.shown, strict=True))
+            shown = list(zip(block.names, draw(block), block.shown, strict=True))
             hidden = len(shown) - MAX_BARS
             if hidden > 0:
                 shown = [*shown[: MAX_BARS // 2], ("…", "", f"{hidden:,} more"), *shown[-MAX_BARS // 2 :]]
-            yield _grid([[name, bar, value] for name, bar, value in shown])
+            yield _grid([[name, drawing, value] for name, drawing, value in shown])
         case doc.Histogram():
             yield _plain(f"{block.title} ({block.unit}: {', '.join(block.counts)})", style="italic")
             yield _grid([[span, bar, *counts] for span, bar, counts in histogram_lines(block)])

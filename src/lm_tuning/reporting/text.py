@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import PurePath
 
 from lm_tuning.parameters.schema import find_entry
-from lm_tuning.reporting.document import Code, Inline, Strong, Words
+from lm_tuning.reporting.document import Code, Inline, Link, Strong, Words
 from lm_tuning.secrets import mask_known
 from lm_tuning.wording import on_one_line, visible
 
@@ -40,6 +40,8 @@ def words_of(text: Inline) -> Iterator[Words]:
     for part in parts:
         if isinstance(part, Strong):
             yield Strong(on_one_line(visible(part.text)))
+        elif isinstance(part, Link):
+            yield Link(on_one_line(visible(part.text)), part.key)
         elif isinstance(part, Code):
             # A token may be nothing but space, which `on_one_line` would take away.
             shown = visible(part.text)
@@ -135,6 +137,15 @@ def shorten_path(path: str) -> str:
     """
     parts = PurePath(path).parts
     return path if len(parts) <= 4 else "/".join(("…", *parts[-3:]))
+
+
+def write_edge(edge: float) -> str:
+    """Write the edge of a bin: an integer as it is, a fraction with three digits.
+
+    Args:
+        edge: in the unit of the histogram.
+    """
+    return f"{edge:,}" if isinstance(edge, int) else f"{edge:.3g}"
 
 
 def write_number(value: float | None, decimals: int) -> str:

@@ -33,6 +33,7 @@ from lm_tuning.text.decoding import preview_tokens
 from lm_tuning.text.records import TokensFacts, TokenSources, TokenSummary
 from lm_tuning.text.render.chat_template import describe_origin
 from lm_tuning.text.render.plain import RenderedRows
+from lm_tuning.text.store.origins import write_origins
 from lm_tuning.text.store.table import TokenColumns, TokenTable, TokenTableWriter, open_split, split_path
 from lm_tuning.text.summary import LENGTHS_NAME, REPORT_NAME, build_tokens_section, draw_lengths, summarize_split
 from lm_tuning.text.tokenizers import refusals
@@ -68,7 +69,7 @@ def write_tokens(
     max_bad_fraction: float = 0.05,
     on_progress: OnProgress = ignore_progress,
 ) -> TokenSummary:
-    """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``report.json``.
+    """Write a table for each split, ``summary.json``, ``preview.json``, ``report.json`` and ``origins.parquet``.
 
     Rows keep their order; a few thousand of them are in memory at a time.
 
@@ -165,6 +166,7 @@ def write_tokens(
     write_json_atomic(folder / SUMMARY_NAME, summary)
     write_json_atomic(folder / PREVIEW_NAME, preview_tokens(folder, tokenizer, task=task, label_map=label_map))
     write_json_atomic(folder / REPORT_NAME, build_tokens_section(summary, counts, positions))
+    write_origins(folder, examples, splits)
     return summary
 
 

@@ -77,10 +77,13 @@ _GROUPS = {
     "preflight": _DATA,
     "profile": {"profile.": "profile/"},
     "efficiency": {"efficiency.": "efficiency/"},
+    "prediction": {"labelled.": "prediction/", "": "prediction/"},
     "evaluation": {
         "base.": "base/",
         "tuned.": "{split}/tuned_",
         "improvement.": "{split}/improvement_",
+        "intervals.": "{split}/interval_",
+        "gate_bounds.": "{split}/gate_",
         "": "{split}/",
     },
 }

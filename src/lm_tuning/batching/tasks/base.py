@@ -16,7 +16,7 @@ import torch
 
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.head_loss import HeadLoss
-from lm_tuning.batching.losses import PLAIN, LossShape, count_hits
+from lm_tuning.batching.losses import PLAIN, LossShape, count_hits, judge_targets
 from lm_tuning.batching.micro_batches import Batching, split_rows
 from lm_tuning.models.structure import inner_model
 from lm_tuning.parameters.base import TaskName
@@ -157,7 +157,13 @@ class TrainingTask(ABC):
         """
 
     def sum_nats(
-        self, model: Any, batch: MicroBatch, shape: LossShape = PLAIN, *, hits: torch.Tensor | None = None
+        self,
+        model: Any,
+        batch: MicroBatch,
+        shape: LossShape = PLAIN,
+        *,
+        hits: torch.Tensor | None = None,
+        each: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the model on a micro-batch and sum the loss of what is supervised in it.
 
@@ -166,6 +172,8 @@ class TrainingTask(ABC):
             batch: the rows.
             shape: label smoothing and class weights.
             hits: receives what :func:`lm_tuning.batching.losses.count_hits` counts; only without gradient.
+            each: receives what :func:`lm_tuning.batching.losses.judge_targets` says of each target, in their order,
+                ``(targets, 2)``; only without gradient and by the plain loss.
 
         Returns:
             A scalar in nats, float32.
@@ -176,6 +184,9 @@ class TrainingTask(ABC):
         with work_range(LOSS):
             if hits is not None:
                 hits += count_hits(logits.flatten(0, -2), batch.targets.flatten())
+            if each is not None:
+                assert shape == PLAIN, "the loss of a target is the plain one"
+                return each.copy_(judge_targets(logits.flatten(0, -2), batch.targets.flatten()))[:, 0].sum()
             return shape.sum_nats(logits, batch.targets)
 
     def head_of(self, model: Any) -> Any:

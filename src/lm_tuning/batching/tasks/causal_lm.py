@@ -63,16 +63,26 @@ class CausalLanguageModeling(TrainingTask):
         return model(**inputs).logits[:, batch.kept_positions]  # type: ignore[no-any-return]
 
     def sum_nats(
-        self, model: Any, batch: MicroBatch, shape: LossShape = PLAIN, *, hits: torch.Tensor | None = None
+        self,
+        model: Any,
+        batch: MicroBatch,
+        shape: LossShape = PLAIN,
+        *,
+        hits: torch.Tensor | None = None,
+        each: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the backbone, and the head a chunk of positions at a time where that gives the same."""
         if self.head_loss is None or not shape.fits_chunks:
-            return super().sum_nats(model, batch, shape, hits=hits)
+            return super().sum_nats(model, batch, shape, hits=hits, each=each)
         # (batch, sequence, features) to (batch, kept, features)
         hidden = backbone_of(model)(**model_inputs(batch)).last_hidden_state[:, batch.kept_positions]
         with work_range(LOSS):
             return self.head_loss(
-                hidden.flatten(0, 1), batch.targets.flatten(), label_smoothing=shape.label_smoothing, hits=hits
+                hidden.flatten(0, 1),
+                batch.targets.flatten(),
+                label_smoothing=shape.label_smoothing,
+                hits=hits,
+                each=each,
             )
 
     def logits_of_alike(

@@ -109,7 +109,7 @@ def _pair(prompt: str, response: str, appended: str | None = None) -> ColumnMapp
     return ColumnMapping(PROMPT_RESPONSE, {"prompt": prompt, "response": response}, appended=appended)
 
 
-_CONVENTIONS: Sequence[ColumnMapping] = (
+CONVENTIONS: Sequence[ColumnMapping] = (
     *(
         ColumnMapping(MESSAGES, {"messages": name})
         for name in ("messages", "conversations", "conversation", "dialog", "dialogs")
@@ -132,9 +132,10 @@ _CONVENTIONS: Sequence[ColumnMapping] = (
     ),
     ColumnMapping(TEXT, {"text": "text"}),
 )
+"""Readings that need no parameters, by the usual names of columns."""
 
 # Parts that are read as well when a column bears their name, by format.
-_OPTIONAL_NAMES: Mapping[str, tuple[str, ...]] = {PROMPT_RESPONSE: ("system",), MESSAGES: ("system", "tools")}
+OPTIONAL_NAMES: Mapping[str, tuple[str, ...]] = {PROMPT_RESPONSE: ("system",), MESSAGES: ("system", "tools")}
 
 # Names of columns that a model probably should see: a warning says so when they are not used.
 _CONTENT_NAMES = frozenset({"context", "passage", "background", "system", "instruction", "input", "tools"})
@@ -155,7 +156,7 @@ def _find_conventions(available: Sequence[str], *, format: str, task: str) -> li
     by_name = {column.strip().lower(): column for column in available}
     has_classes = task == SEQUENCE_CLASSIFICATION
     asked = {format} if format != "auto" else {MESSAGES, PROMPT_RESPONSE, TEXT, *([TEXT_LABEL] if has_classes else [])}
-    fitting = [one for one in _CONVENTIONS if one.format in asked and by_name.keys() >= set(one.used_columns)]
+    fitting = [one for one in CONVENTIONS if one.format in asked and by_name.keys() >= set(one.used_columns)]
     # A strict subset loses: instruction, input and output says more than input and output.
     best = [one for one in fitting if not any(set(one.used_columns) < set(other.used_columns) for other in fitting)]
     best = [one for one in best if one.format != TEXT] or best
@@ -285,7 +286,7 @@ def _given_mapping(
                 f"The format {chosen!r} needs data.columns.{part}: the column that holds the {part}. Columns that are "
                 f"there: {list_columns(header.columns)}.{header.inside()}"
             )
-    allowed = (*_NEEDED_PARTS[chosen], *_OPTIONAL_NAMES.get(chosen, ()))
+    allowed = (*_NEEDED_PARTS[chosen], *OPTIONAL_NAMES.get(chosen, ()))
     problems += [
         f"data.columns.{part} has no use in the format {chosen!r}; set it to null."
         for part in given
@@ -323,7 +324,7 @@ def _conventional_mapping(header: Header, *, format: str, task: str) -> ColumnMa
             f"{has}, which can be read in {len(found)} ways: {listed}. Say which columns are meant: {', '.join(keys)}."
         )
     (convention,) = found
-    optional = {part: part for part in _OPTIONAL_NAMES.get(convention.format, ()) if part in header.columns}
+    optional = {part: part for part in OPTIONAL_NAMES.get(convention.format, ()) if part in header.columns}
     mapping = replace(convention, columns={**convention.columns, **optional}, read_off=header.path)
     _log_reading(mapping, header)
     return mapping

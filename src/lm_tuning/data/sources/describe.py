@@ -74,23 +74,12 @@ def describe_files(
     for split, value in zip(SPLITS, (train, validation, test), strict=True):
         if value is None:
             continue
-        found: list[SourceFile] = []
-        sources = list_sources(value, SPLIT_KEYS[split])
-        for index, (key, source) in enumerate(sources):
-            try:
-                _check_weight(source, key, split)
-                described = _describe_source(source, key=key, split=split, digest_cache=digest_cache)
-                part = _with_field(described, source, key)
-                _refuse_repeated(part, found, key)
-            except UserError as error:
-                problems += error.problems
-                continue
-            source["num_files"] = len(part)
-            source["path"] = storable_path(source["path"])
-            found += [{**file, "source": index if split == "train" else -1} for file in part]
-        if not sources:
-            problems.append(f"{SPLIT_KEYS[split]} is an empty list; name at least one source of rows.")
-        files[split], named[split] = found, [source for _, source in sources]
+        try:
+            files[split], named[split] = describe_named(
+                value, SPLIT_KEYS[split], split=split, digest_cache=digest_cache
+            )
+        except UserError as error:
+            problems += error.problems
     if problems:
         raise UserError(problems)
     return {
@@ -103,6 +92,45 @@ def describe_files(
         ],
         "named": named,
     }
+
+
+def describe_named(
+    value: Named, key: str, *, split: str, digest_cache: Path | None = None
+) -> tuple[list[SourceFile], list[NamedSource]]:
+    """Describe the files that one parameter names, reporting everything that is wrong with them at once.
+
+    Args:
+        value: how the parameter names them.
+        key: the parameter, for messages.
+        split: what the rows are for: of a data set that has splits, the one that is read where none is named.
+        digest_cache: see ``digest_file``.
+
+    Returns:
+        The files in the order of reading, and the sources as they were typed, addresses without secrets.
+
+    Raises:
+        UserError: all that is missing, empty, unreadable, of unknown format, or named twice.
+    """
+    problems: list[str] = []
+    found: list[SourceFile] = []
+    sources = list_sources(value, key)
+    for index, (source_key, source) in enumerate(sources):
+        try:
+            _check_weight(source, source_key, split)
+            described = _describe_source(source, key=source_key, split=split, digest_cache=digest_cache)
+            part = _with_field(described, source, source_key)
+            _refuse_repeated(part, found, source_key)
+        except UserError as error:
+            problems += error.problems
+            continue
+        source["num_files"] = len(part)
+        source["path"] = storable_path(source["path"])
+        found += [{**file, "source": index if split == "train" else -1} for file in part]
+    if not sources:
+        problems.append(f"{key} is an empty list; name at least one source of rows.")
+    if problems:
+        raise UserError(problems)
+    return found, [source for _, source in sources]
 
 
 def describe_file(path: Path | str, *, key: str, digest_cache: Path | None = None) -> SourceFile:

@@ -16,6 +16,7 @@ from lm_tuning.data.format.columns import CAUSAL_LM
 from lm_tuning.data.records import HELD_OUT, SPLITS, FileRows, Preview, TrainingSource
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.copies import describe_copies
+from lm_tuning.data.split.groups import write_groups
 from lm_tuning.data.split.records import DividedSource, Leakage, NearFacts, SplitsSummary
 from lm_tuning.data.store import ExampleTable, open_examples, preview_rows, write_selected
 from lm_tuning.errors import UserError
@@ -98,6 +99,11 @@ def write_splits(
         split=split,
         seed=seed,
     )
+    if split.group:
+        is_held_out = division.splits > TRAIN  # (rows,); -1 is a row that is left out
+        write_groups(
+            folder, split.group, row_ids[is_held_out], rows.values[split.group][is_held_out], rows.names[split.group]
+        )
     max_rows = checked_summary["max_rows"]
     warnings = division.warnings + refuse_classes(
         rows, division.splits, row_ids, label=label, task=task, settings=split, max_rows=max_rows

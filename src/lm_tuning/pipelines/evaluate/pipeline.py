@@ -15,9 +15,17 @@ def create_pipeline() -> Pipeline:
         "evaluate",
         Node(
             func=evaluate_models,
-            inputs=datasets("tuned_model", "tokenized_examples", "base_evaluation_cache")
-            | params("evaluate", "model", "environment", "seed"),
-            outputs=["base_evaluation", "evaluation", "evaluation_report", "evaluation_samples"],
+            inputs=datasets("tuned_model", "tokenized_examples", "base_evaluation_cache", "evaluation_history")
+            | params("evaluate", "model", "environment", "seed", "output"),
+            outputs=datasets(
+                "base_evaluation",
+                "evaluation",
+                "evaluation_report",
+                "evaluation_page",
+                "evaluation_samples",
+                "evaluation_row_scores",
+                "evaluation_figures",
+            ),
             name="evaluate_models",
             tags=["torch", "gpu", "reports"],
         ),

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, task: str) -> BaseModelRecord:
     """Pin the base model down, converting the default one first when it is asked for and not there yet.
 
-    What its config says against the run is found here, before rows are split and tokenized.
+    What its config says against the run is found here, before rows are split and tokenized; so are scores that cannot
+    be made.
 
     Args:
         model: the ``model`` parameters.
@@ -36,12 +37,16 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
         ``name_or_path``, ``revision``, ``digest``, ``tokenizer_digest``, ``trust_remote_code`` and ``is_embedded``.
 
     Raises:
-        UserError: the model is not there or not whole, is none for the task, or answers do not fit into it.
+        UserError: the model is not there or not whole, is none for the task, or answers do not fit into it; a score
+            lacks a package, a file or a function.
     """
+    from lm_tuning.evaluation.scores.score import check_scores
     from lm_tuning.models.base_model import describe_base_model
     from lm_tuning.models.loading import check_model
     from lm_tuning.models.structure import check_answer_room
 
+    if task != "sequence_classification":
+        check_scores(evaluate.scores)
     with show_progress() as on_progress:
         base_model = describe_base_model(
             model.name_or_path,
