@@ -21,6 +21,11 @@ def length(references, answers, rows):
 
 length.signature = "same length|version:3"
 
+def unsure(references, answers, rows):
+    if answers != references:
+        raise LookupError("no judge for these")
+    return [1.0] * len(rows)
+
 def failing(references, answers, rows):
     raise LookupError("no judge here")
 """
@@ -125,7 +130,7 @@ def test_every_score_has_its_signature_and_is_in_mlflow(project: Scored) -> None
         assert metrics[f"test/tuned_{name}"] is not None
 
 
-def test_other_scores_need_no_second_look_at_the_base(project: Scored) -> None:
+def test_other_scores_do_not_measure_the_base_again(project: Scored) -> None:
     project.set_scores(names=["exact_match"], answer_pattern="([^ ])")
     try:
         printed = project.go("--pipelines=evaluate")
@@ -136,6 +141,22 @@ def test_other_scores_need_no_second_look_at_the_base(project: Scored) -> None:
     assert evaluation["base"]["exact_match"] == 1.0
     assert evaluation["base"]["num_without_answer"] == 0
     assert evaluation["base"]["rouge_l"] is None
+
+
+def test_a_metric_that_fails_on_answers_ends_the_run_when_all_else_is_stored(project: Scored) -> None:
+    report = project.folder / "data/08_reporting/smoke/evaluation.json"
+    report.unlink()
+    project.set_scores(names=["chrf"], own_metrics=["planted_metrics.unsure"])
+    try:
+        printed = project.go("--pipelines=evaluate", exit_code=2)
+    finally:
+        project.set_scores(**SCORES)
+    assert "planted_metrics.unsure raised LookupError: no judge for these" in printed
+    assert "all other results are stored" in printed
+    evaluation = json.loads(report.read_text())
+    assert evaluation["base"]["chrf"] == pytest.approx(100)
+    assert [*evaluation["failed_scores"]] == ["planted_metrics.unsure"]
+    assert project.mlflow_runs()[0].info.status == "FINISHED"
 
 
 @pytest.mark.parametrize(
