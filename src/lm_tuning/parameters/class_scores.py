@@ -34,8 +34,8 @@ def find_class_score_problems(evaluate: EvaluateParameters, task: str) -> Iterat
     if evaluate.top_k != "auto":
         yield (
             ("evaluate.top_k", "task"),
-            f"evaluate.top_k = {evaluate.top_k} is about the classes of a classifier, but task = {task}. For the tokens "
-            "that answers are drawn from set evaluate.generation.top_k; else set evaluate.top_k = auto.",
+            f"evaluate.top_k = {evaluate.top_k} is about the classes of a classifier, but task = {task}. For the "
+            "tokens that answers are drawn from set evaluate.generation.top_k; else set evaluate.top_k = auto.",
         )
     if evaluate.abstain_below is not None:
         yield (
