@@ -196,10 +196,19 @@ def _conventional_mapping(header: Header, format: str, *, task: str, learned: st
     asked = {format} if format in (PROMPT_RESPONSE, MESSAGES) else asked if format == "auto" else set()
     known = [one for one in CONVENTIONS if one.format in asked]
     full = [one for one in known if by_name.keys() >= set(one.used_columns)]
-    open_ = [replace(one, columns={part: one.columns[part] for part in one.columns if part != "response"}) for one in known]
-    found = [] if learned == TEXT and "text" in by_name else _longest_of(
-        [replace(one, columns={part: one.columns[part] for part in one.columns if part != "response"}) for one in full]
-        or [one for one in open_ if by_name.keys() >= set(one.used_columns)]
+    open_ = [
+        replace(one, columns={part: one.columns[part] for part in one.columns if part != "response"}) for one in known
+    ]
+    found = (
+        []
+        if learned == TEXT and "text" in by_name
+        else _longest_of(
+            [
+                replace(one, columns={part: one.columns[part] for part in one.columns if part != "response"})
+                for one in full
+            ]
+            or [one for one in open_ if by_name.keys() >= set(one.used_columns)]
+        )
     )
     sides = [set(one.used_columns) for one in found]
     # Text alone is running text, as it is in training, unless the model is known to have learned something else.
@@ -232,7 +241,9 @@ def _as_learned(mapping: ColumnMapping, header: Header, *, task: str, learned: s
     if task == SEQ2SEQ_LM and mapping.format != PROMPT_RESPONSE:
         if mapping.format == MESSAGES:
             raise UserError(f"{header.path} holds conversations, and an encoder-decoder reads one text. {_HOW_TO_READ}")
-        return replace(mapping, format=PROMPT_RESPONSE, columns={"prompt": mapping.columns["text"]} if mapping.columns else {})
+        return replace(
+            mapping, format=PROMPT_RESPONSE, columns={"prompt": mapping.columns["text"]} if mapping.columns else {}
+        )
     if learned != TEXT or mapping.format == TEXT:
         return mapping
     if mapping.format == MESSAGES:

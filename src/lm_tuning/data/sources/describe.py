@@ -75,7 +75,9 @@ def describe_files(
         if value is None:
             continue
         try:
-            files[split], named[split] = describe_named(value, SPLIT_KEYS[split], split=split, digest_cache=digest_cache)
+            files[split], named[split] = describe_named(
+                value, SPLIT_KEYS[split], split=split, digest_cache=digest_cache
+            )
         except UserError as error:
             problems += error.problems
     if problems:

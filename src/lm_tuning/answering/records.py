@@ -1,0 +1,94 @@
+"""What answering a file of prompts stores, and what its parts hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from lm_tuning.data.records import FileRows
+from lm_tuning.json_types import JsonObject, JsonValue
+from lm_tuning.models.record import TuningRecord
+
+
+class GeneratedRow(TypedDict):
+    """One line of ``generated.jsonl``.
+
+    ``row`` is the 1-based number in the file; ``row_id`` counts on over several files. ``prompt`` is a text, or the
+    turns of a conversation. ``log_probability`` sums the natural logarithms of the probabilities that the model gave
+    the tokens of the answer; None where the way of decoding tells none.
+    """
+
+    row_id: int
+    file: str
+    row: int
+    prompt: JsonValue
+    answer: str
+    num_tokens: int
+    finish_reason: str
+    log_probability: float | None
+
+
+class PromptsRecord(TypedDict):
+    """What became of the rows of the prompt files."""
+
+    reading: str
+    format: str
+    num_read: int
+    num_prompts: int
+    num_skipped: int
+    num_shortened: int
+
+
+class AnswersRecord(TypedDict):
+    """``generation.json``: figures of all answers. Speed is that of this run, which may have gone on after another."""
+
+    model: str
+    model_folder: str
+    base: str
+    quantization: str
+    generation: JsonObject
+    prompts: PromptsRecord
+    num_answers: int
+    num_answered_now: int
+    num_answered_before: int
+    num_empty: int
+    num_tokens: int
+    mean_tokens: float | None
+    nats_per_token: float | None
+    finish_reasons: dict[str, int]
+    seconds: float
+    tokens_per_second: float | None
+    answers_per_second: float | None
+
+
+@dataclass(frozen=True)
+class PromptsWritten:
+    """A file of tokenized prompts.
+
+    Attributes:
+        path: the file, see ``prompts.PROMPT_SCHEMA``.
+        files: what became of the rows of each file, in the order of reading.
+        record: the same in numbers.
+        reference_ids: tokens of a placeholder answer, its end included: they show how the model's answers end.
+    """
+
+    path: Path
+    files: list[FileRows]
+    record: PromptsRecord
+    reference_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The model that is asked.
+
+    Attributes:
+        folder: the tuned model.
+        tuning: how it was made.
+        name: ``tuned`` or ``base``.
+    """
+
+    folder: Path
+    tuning: TuningRecord
+    name: str
