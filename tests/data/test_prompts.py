@@ -85,7 +85,7 @@ def test_a_template_and_named_columns_count_as_for_training_rows() -> None:
     ("available", "settings", "words"),
     [
         (["body"], {}, ["prompts.jsonl has the columns 'body'", "generate.columns"]),
-        (["document", "question"], {}, ["'document' or 'question'", "generate.columns"]),
+        (["document", "question"], {}, ["may be", "'document'", " or ", "'question'"]),
         (["dialog"], {"template": "{dialogue}"}, ["data.template names the column 'dialogue'", "'dialog'"]),
         (["text"], {"columns": {"prompt": "question"}}, ["data.columns.prompt names the column 'question'"]),
         (["x"], {"columns": {"response": "a"}}, ["data.columns.prompt is to name", "'x'"]),

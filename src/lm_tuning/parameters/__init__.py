@@ -11,6 +11,7 @@ from lm_tuning.parameters.data import (
     SplitParameters,
     TokenizeParameters,
 )
+from lm_tuning.parameters.generate import GenerateParameters
 from lm_tuning.parameters.groups import (
     EnvironmentParameters,
     EvaluateParameters,
@@ -27,6 +28,7 @@ __all__ = [
     "DataParameters",
     "EnvironmentParameters",
     "EvaluateParameters",
+    "GenerateParameters",
     "HealthParameters",
     "LoraParameters",
     "ModelParameters",

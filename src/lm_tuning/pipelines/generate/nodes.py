@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lm_tuning.answering.records import AnswersRecord
 from lm_tuning.parameters import (
     DataParameters,
     EnvironmentParameters,
@@ -15,9 +15,6 @@ from lm_tuning.parameters import (
 )
 from lm_tuning.pipelines import DIGEST_CACHE
 from lm_tuning.progress import show_progress
-
-if TYPE_CHECKING:
-    from lm_tuning.answering.records import AnswersRecord
 
 logger = logging.getLogger(__name__)
 
