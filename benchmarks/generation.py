@@ -126,6 +126,7 @@ def _random_work(options: argparse.Namespace) -> Work:
 
 def _compare(work: Work, options: argparse.Namespace) -> None:
     from lm_tuning.generation import generate
+    from lm_tuning.parameters import GenerationParameters
 
     takes_continuous_batches = generate.takes_continuous_batches
     peer_rows = options.peer_rows or options.rows or len(work.prompts)
@@ -133,15 +134,16 @@ def _compare(work: Work, options: argparse.Namespace) -> None:
     def answer(model: Any, *, ours: bool) -> list[list[int]]:
         # What the product decides by the model's cache is decided here by hand.
         generate.takes_continuous_batches = takes_continuous_batches if ours else lambda model: False
-        return generate.generate_answers(
+        answers = generate.generate_answers(
             model,
             work.prompts,
-            max_new_tokens=options.new,
+            generation=GenerationParameters(max_new_tokens=options.new),
             batch_rows=(options.rows or None) if ours else peer_rows,
             stop_ids=work.stop_ids,
             pad_id=work.pad_id,
             device=options.device,
         )
+        return [one.ids for one in answers]
 
     def make(name: str) -> Callable[[], list[list[int]]]:
         return lambda: answer(work.models[name], ours=name == "this project")
@@ -165,7 +167,7 @@ def _compare(work: Work, options: argparse.Namespace) -> None:
 
 def _answer_on_static_cache(model: Any, work: Work, options: argparse.Namespace, batch_rows: int) -> list[list[int]]:
     """Answer by ``generate`` with its static cache, whose decoding transformers compiles by itself."""
-    from lm_tuning.generation.generate import cut_at
+    from lm_tuning.generation.answers import finish_answer
     from lm_tuning.generation.reading_prompts import pad_prompts
 
     order = sorted(range(len(work.prompts)), key=lambda index: -len(work.prompts[index]))
@@ -184,7 +186,7 @@ def _answer_on_static_cache(model: Any, work: Work, options: argparse.Namespace,
                 cache_implementation="static",
             )
         for index, tokens in zip(chosen, output[:, input_ids.shape[1] :].tolist(), strict=True):
-            answers[index] = cut_at(tokens, work.stop_ids)
+            answers[index] = finish_answer(tokens, None, stop_ids=work.stop_ids, stop_strings=None).ids
     return answers
 
 

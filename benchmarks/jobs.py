@@ -30,7 +30,7 @@ class Job:
     tiny: Mapping[str, Setting]
 
 
-_TINY = {"tokenize.max_length_tokens": 256, "train.precision": "float32", "evaluate.max_new_tokens": 8}
+_TINY = {"tokenize.max_length_tokens": 256, "train.precision": "float32", "evaluate.generation.max_new_tokens": 8}
 JOBS = {
     "default": Job(
         env=None,
@@ -53,7 +53,7 @@ JOBS = {
             "train.effective_batch_tokens": 16384,
             "train.max_steps": 300,
             "evaluate.num_generate_rows": 256,
-            "evaluate.max_new_tokens": 200,
+            "evaluate.generation.max_new_tokens": 200,
         },
         tiny=_TINY
         | {"train.effective_batch_tokens": 512, "train.max_steps": 4, "train.eval_every_steps": 2,

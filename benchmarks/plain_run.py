@@ -72,7 +72,7 @@ def write_settings(project: Path, parameters: Any, folder: Path, *, use_liger: b
         "lora_alpha": train.lora.alpha,
         "lora_dropout": train.lora.dropout,
         "max_length": parameters.tokenize.max_length_tokens,
-        "max_new_tokens": evaluate.max_new_tokens,
+        "max_new_tokens": evaluate.generation.max_new_tokens,
         "eval_every_steps": train.eval_every_steps,
         "save_every_steps": train.save_every_steps,
         "load_best": train.load_best,

@@ -12,8 +12,9 @@ import torch
 import transformers
 
 from lm_tuning.generation.continuous_batching import ContinuousBatcher, takes_continuous_batches
-from lm_tuning.generation.generate import cut_at, generate_answers
-from lm_tuning.generation.sampling import Sampling, TokenChooser
+from lm_tuning.generation.sampling import draw_tokens, uniforms_of
+from lm_tuning.parameters.generation import GenerationParameters
+from tests.support.answers import answer_ids, cut_at, take_generation
 from tests.support.tiny import PAD, VOCABULARY, make_model
 from tests.support.tiny_tasks import make_seq2seq
 
@@ -75,11 +76,11 @@ def stops_that_vary(answers: list[list[int]]) -> list[int]:
 
 def batcher(model: Any, prompts: list[list[int]], **changes: Any) -> ContinuousBatcher:
     options = {"max_new_tokens": NUM_NEW, "most_rows": 3, "stop_ids": [], "pad_id": PAD, "device": "cpu"}
-    return ContinuousBatcher(model, prompts, **{**options, **changes})
+    return ContinuousBatcher(model, prompts, **take_generation({**options, **changes}))
 
 
 def answer(model: Any, prompts: list[list[int]], **changes: Any) -> list[list[int]]:
-    return batcher(model, prompts, **changes).run(lambda: None)
+    return [one.ids for one in batcher(model, prompts, **changes).run(lambda: None)]
 
 
 class Calls:
@@ -146,7 +147,7 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(
     seen: list[int] = []
     decoder = batcher(llama, prompts, most_rows=8)
     with caplog.at_level(logging.WARNING):
-        assert decoder.run(lambda: seen.append(decoder.num_tokens)) == expected
+        assert [one.ids for one in decoder.run(lambda: seen.append(decoder.num_tokens))] == expected
     assert decoder.most_rows == 2
     assert seen == sorted(seen)
     [warning] = [record.getMessage() for record in caplog.records]
@@ -189,7 +190,7 @@ def test_lanes_that_grew_too_many_become_fewer_again(
     # Room for one row of the longest kind, of 92 columns, and so for five of 16.
     decoder._cache_bytes = 92 * 2 * 2 * 2 * 8 * 4
     with caplog.at_level(logging.WARNING):
-        assert decoder.run(lambda: None) == expected
+        assert [one.ids for one in decoder.run(lambda: None)] == expected
     [warning] = [record.getMessage() for record in caplog.records]
     assert "Out of memory with 5 prompts answered at once: going on with 2" in warning
 
@@ -207,8 +208,8 @@ def test_progress_counts_up_to_its_end(llama: Any, prompts: list[list[int]]) -> 
     decoder = batcher(llama, prompts, stop_ids=stops)
     assert (decoder.num_tokens, decoder.most_tokens) == (0, len(prompts) * NUM_NEW)
     seen: list[tuple[int, int]] = []
-    decoder.run(lambda: seen.append((decoder.num_tokens, decoder.most_tokens)))
-    assert seen[-1] == (sum(map(len, decoder.answers)),) * 2
+    answers = decoder.run(lambda: seen.append((decoder.num_tokens, decoder.most_tokens)))
+    assert seen[-1] == (sum(len(one.ids) for one in answers),) * 2
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert [most for _, most in seen] == sorted((most for _, most in seen), reverse=True)
 
@@ -240,7 +241,7 @@ def test_other_caches_and_models_are_left_to_generate(prompts: list[list[int]]) 
     assert takes_continuous_batches(make_model())
     options = {"max_new_tokens": NUM_NEW, "stop_ids": [], "pad_id": PAD, "device": "cpu"}
     expected = [alone(windowed, prompt) for prompt in prompts]
-    assert generate_answers(windowed, prompts, batch_rows=None, **options) == expected
+    assert answer_ids(windowed, prompts, batch_rows=None, **options) == expected
 
 
 @pytest.mark.parametrize("name", ["GPTNeoX", "Llama", "Phi3", "Qwen2", "Qwen3"])
@@ -271,7 +272,7 @@ def test_lanes_grow_narrower_and_more_once_the_longest_prompts_are_done(
     calls = Calls(llama, monkeypatch)
     decoder = batcher(llama, prompts, most_rows=None)
     decoder.most_rows = None
-    assert decoder.run(lambda: None) == expected
+    assert [one.ids for one in decoder.run(lambda: None)] == expected
     steps = [rows for rows, columns in calls.shapes if columns == 1]
     # The first prompts stand beside the long one before the memory is looked at.
     assert max(steps) > 16 or steps.count(11) > 0
@@ -281,8 +282,10 @@ def test_lanes_grow_narrower_and_more_once_the_longest_prompts_are_done(
 def test_tokens_are_drawn_with_the_probabilities_that_sampling_leaves(llama: Any) -> None:
     logits = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1])).repeat(20_000, 1)
 
+    uniforms = torch.from_numpy(uniforms_of(1, 0, len(logits)))
+
     def shares(**settings: Any) -> list[float]:
-        tokens = TokenChooser(Sampling(seed=1, **settings), torch.device("cpu")).choose(logits)
+        tokens = draw_tokens(logits, uniforms, GenerationParameters(do_sample=True, **settings))
         return (torch.bincount(tokens, minlength=4) / len(logits)).tolist()
 
     assert shares() == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.02)
@@ -296,25 +299,25 @@ def test_tokens_are_drawn_with_the_probabilities_that_sampling_leaves(llama: Any
 
 
 def test_drawn_answers_are_the_same_again_and_others_with_another_seed(llama: Any, prompts: list[list[int]]) -> None:
-    first = answer(llama, prompts, sampling=Sampling(seed=1))
+    first = answer(llama, prompts, do_sample=True, seed=1)
     before = torch.random.get_rng_state()
-    assert answer(llama, prompts, sampling=Sampling(seed=1)) == first
-    assert answer(llama, prompts, sampling=Sampling(seed=2)) != first
-    assert answer(llama, prompts, sampling=Sampling(seed=1, top_k=1)) == answer(llama, prompts)
+    assert answer(llama, prompts, do_sample=True, seed=1) == first
+    assert answer(llama, prompts, do_sample=True, seed=2) != first
+    assert answer(llama, prompts, do_sample=True, seed=1, top_k=1) == answer(llama, prompts)
     assert torch.equal(torch.random.get_rng_state(), before)
     options = {"max_new_tokens": NUM_NEW, "batch_rows": 3, "stop_ids": [], "pad_id": PAD, "device": "cpu"}
-    assert generate_answers(llama, prompts, sampling=Sampling(seed=1), **options) == first
+    assert answer_ids(llama, prompts, do_sample=True, seed=1, **options) == first
 
 
 def test_generate_of_the_library_draws_by_the_same_settings(prompts: list[list[int]]) -> None:
     windowed = build("Mistral", **LLAMA_SIZES, sliding_window=8)
     options = {"max_new_tokens": NUM_NEW, "batch_rows": 3, "stop_ids": [], "pad_id": PAD, "device": "cpu"}
-    first = generate_answers(windowed, prompts, sampling=Sampling(seed=1), **options)
+    first = answer_ids(windowed, prompts, do_sample=True, seed=1, **options)
     before = torch.random.get_rng_state()
-    assert generate_answers(windowed, prompts, sampling=Sampling(seed=1), **options) == first
-    assert generate_answers(windowed, prompts, sampling=Sampling(seed=2), **options) != first
-    likeliest = generate_answers(windowed, prompts, **options)
-    assert generate_answers(windowed, prompts, sampling=Sampling(seed=1, top_k=1), **options) == likeliest
+    assert answer_ids(windowed, prompts, do_sample=True, seed=1, **options) == first
+    assert answer_ids(windowed, prompts, do_sample=True, seed=2, **options) != first
+    likeliest = answer_ids(windowed, prompts, **options)
+    assert answer_ids(windowed, prompts, do_sample=True, seed=1, top_k=1, **options) == likeliest
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -366,11 +369,10 @@ def test_kernels_and_graphs_in_16_bits_answer_nearly_as_plain_steps_do() -> None
     random = np.random.default_rng(1)
     many = [random.integers(8, len(VOCABULARY), length).tolist() for length in random.integers(1, 60, 300)]
     options = {"max_new_tokens": NUM_NEW, "stop_ids": [], "pad_id": PAD, "device": "cuda"}
-    decoder = ContinuousBatcher(model, many, most_rows=None, **options)
+    decoder = batcher(model, many, most_rows=None, **options)
     assert decoder._packs
-    answers = decoder.run(lambda: None)
-    plain = ContinuousBatcher(model, many, most_rows=16, packs=False, **options).run(lambda: None)
+    answers = [one.ids for one in decoder.run(lambda: None)]
+    plain = answer(model, many, most_rows=16, packs=False, **options)
     # The first token of an answer sees the prompt alone; later ones depend on those before.
     assert np.mean([one[0] == other[0] for one, other in zip(answers, plain, strict=True)]) > 0.9
-    drawn = {"most_rows": 16, "sampling": Sampling(seed=1), **options}
-    assert ContinuousBatcher(model, many, **drawn).run(lambda: None) != answers
+    assert answer(model, many, most_rows=16, do_sample=True, seed=1, **options) != answers

@@ -16,15 +16,13 @@ import torch
 from lm_tuning.errors import UserError
 from lm_tuning.generation.generate import (
     collect_prompts,
-    cut_at,
     find_first_id,
     find_stop_ids,
-    generate_answers,
-    pad_prompts,
 )
-from lm_tuning.generation.sampling import Sampling
+from lm_tuning.generation.reading_prompts import pad_prompts
 from lm_tuning.text.decoding import special_ids
 from lm_tuning.text.store.table import TokenTable
+from tests.support.answers import answer_ids, cut_at
 from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, SYSTEM, USER, VOCABULARY, ids, make_model, make_tokenizer
 from tests.support.tiny_tasks import make_seq2seq, write_pairs
 
@@ -66,38 +64,38 @@ def options(**changes: Any) -> dict[str, Any]:
 
 def test_batched_equals_alone_equals_by_hand(model: Any, prompts: list[list[int]]) -> None:
     by_hand = [greedy_by_hand(model, prompt, 12, [END]) for prompt in prompts]
-    alone = [generate_answers(model, [prompt], **options())[0] for prompt in prompts]
-    batched = generate_answers(model, prompts, **options())
+    alone = [answer_ids(model, [prompt], **options())[0] for prompt in prompts]
+    batched = answer_ids(model, prompts, **options())
     assert len({tuple(answer) for answer in by_hand}) > 3, "the answers must differ for this to prove anything"
     assert alone == by_hand
     assert batched == by_hand
-    assert generate_answers(model, prompts, **options(batch_rows=100)) == by_hand
+    assert answer_ids(model, prompts, **options(batch_rows=100)) == by_hand
 
 
 def test_a_pad_id_that_is_a_stop_id_changes_nothing(model: Any, prompts: list[list[int]]) -> None:
-    expected = generate_answers(model, prompts, **options())
-    assert generate_answers(model, prompts, **options(pad_id=END)) == expected
+    expected = answer_ids(model, prompts, **options())
+    assert answer_ids(model, prompts, **options(pad_id=END)) == expected
 
 
 def test_stops_at_each_stop_id_without_keeping_it(model: Any, prompts: list[list[int]]) -> None:
-    free = generate_answers(model, prompts, **options(stop_ids=[]))
+    free = answer_ids(model, prompts, **options(stop_ids=[]))
     assert all(len(answer) == 12 for answer in free)
     stops = [free[0][4], free[1][2]]
-    stopped = generate_answers(model, prompts, **options(stop_ids=stops))
+    stopped = answer_ids(model, prompts, **options(stop_ids=stops))
     assert stopped == [cut_at(answer, stops) for answer in free]
     assert len(stopped[0]) <= 4
     assert len(stopped[1]) <= 2
 
 
 def test_results_come_in_the_order_of_the_prompts(model: Any, prompts: list[list[int]]) -> None:
-    forward = generate_answers(model, prompts, **options(batch_rows=2))
-    assert generate_answers(model, prompts[::-1], **options(batch_rows=2)) == forward[::-1]
+    forward = answer_ids(model, prompts, **options(batch_rows=2))
+    assert answer_ids(model, prompts[::-1], **options(batch_rows=2)) == forward[::-1]
 
 
 def test_sampling_settings_of_the_model_are_set_aside_without_warnings(
     model: Any, prompts: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = generate_answers(model, prompts, **options())
+    expected = answer_ids(model, prompts, **options())
     before = model.generation_config
     # What a published chat model may come with: sampling, and values that make no sense without it.
     model.generation_config = type(before)(
@@ -110,7 +108,7 @@ def test_sampling_settings_of_the_model_are_set_aside_without_warnings(
     try:
         with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
             warnings.simplefilter("error")
-            assert generate_answers(model, prompts, **options()) == expected
+            assert answer_ids(model, prompts, **options()) == expected
         assert not caplog.records
         assert model.generation_config is settings
     finally:
@@ -122,13 +120,13 @@ def test_works_through_an_adapter_and_leaves_the_model_as_it_was(prompts: list[l
     from peft import LoraConfig, get_peft_model
 
     base = make_model()
-    plain = generate_answers(base, prompts, **options())
+    plain = answer_ids(base, prompts, **options())
     model = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     model.train()
     model.config.use_cache = False
     settings = (model.generation_config, model.get_base_model().generation_config)
 
-    assert generate_answers(model, prompts, **options()) == plain  # a fresh adapter changes nothing
+    assert answer_ids(model, prompts, **options()) == plain  # a fresh adapter changes nothing
 
     assert model.training
     assert model.config.use_cache is False
@@ -139,7 +137,7 @@ def test_a_prompt_beyond_the_context_loses_its_middle(model: Any, caplog: pytest
     context = model.config.max_position_embeddings
     long = np.random.default_rng(1).integers(8, len(VOCABULARY), context + 30).tolist()
     with caplog.at_level(logging.WARNING):
-        answer = generate_answers(model, [long, [9, 10]], **options(max_new_tokens=5, stop_ids=[]))
+        answer = answer_ids(model, [long, [9, 10]], **options(max_new_tokens=5, stop_ids=[]))
     half = (context - 5) // 2
     assert answer[0] == greedy_by_hand(model, [*long[: context - 5 - half], *long[-half:]], 5, [])
     assert answer[1] == greedy_by_hand(model, [9, 10], 5, [])
@@ -153,7 +151,7 @@ def test_a_prompt_beyond_the_context_keeps_its_roles_and_its_short_turns(model: 
     kept = room - len(system) - len(question)
     special = special_ids(make_tokenizer())
     limits = options(max_new_tokens=5, stop_ids=[])
-    (answer,) = generate_answers(model, [[*system, *text, *question]], **limits, special_ids=special)
+    (answer,) = answer_ids(model, [[*system, *text, *question]], **limits, special_ids=special)
     whole = [*system, *text[: kept - kept // 2], *text[-(kept // 2) :], *question]
     assert (len(whole), answer) == (room, greedy_by_hand(model, whole, 5, []))
 
@@ -161,17 +159,17 @@ def test_a_prompt_beyond_the_context_keeps_its_roles_and_its_short_turns(model: 
 def test_progress_counts_the_tokens_of_answers_one_by_one(model: Any, prompts: list[list[int]]) -> None:
     seen: list[tuple[str, int, int | None, str]] = []
     report: Any = {"on_progress": lambda *event: seen.append(event), "label": "Answering"}
-    generate_answers(model, prompts, **options(max_new_tokens=3, stop_ids=[]), **report)
+    answer_ids(model, prompts, **options(max_new_tokens=3, stop_ids=[]), **report)
     # Seven prompts in batches of four and three.
     assert seen == [("Answering", done, 21, "tokens") for done in (0, 4, 8, 12, 15, 18, 21)]
 
 
 def test_progress_leaves_out_what_answers_that_end_early_do_not_need(model: Any, prompts: list[list[int]]) -> None:
-    free = generate_answers(model, prompts, **options(stop_ids=[]))
+    free = answer_ids(model, prompts, **options(stop_ids=[]))
     stop = free[0][2]  # the first answer ends at its third token, or before it
     seen: list[tuple[int, int | None]] = []
     settings = options(stop_ids=[stop], on_progress=lambda _, done, total, unit: seen.append((done, total)))
-    answers = generate_answers(model, prompts, **settings)
+    answers = answer_ids(model, prompts, **settings)
     num_tokens = sum(map(len, answers))
     assert num_tokens < 7 * 12
     assert seen[0] == (0, 7 * 12)
@@ -245,8 +243,8 @@ def test_beams_find_the_likeliest_answer_of_all(model: Any, prompts: list[list[i
 
         return score
 
-    greedy = generate_answers(model, prompts, **options(max_new_tokens=2, stop_ids=[]))
-    beams = generate_answers(
+    greedy = answer_ids(model, prompts, **options(max_new_tokens=2, stop_ids=[]))
+    beams = answer_ids(
         model, prompts, **options(max_new_tokens=2, stop_ids=[], num_beams=len(VOCABULARY), batch_rows=2)
     )
     assert beams == [best_pair(scorer(prompt))[0] for prompt in prompts]
@@ -254,15 +252,15 @@ def test_beams_find_the_likeliest_answer_of_all(model: Any, prompts: list[list[i
 
 
 def test_one_beam_is_greedy_and_beams_do_not_depend_on_the_batch(model: Any, prompts: list[list[int]]) -> None:
-    assert generate_answers(model, prompts, **options(num_beams=1)) == generate_answers(model, prompts, **options())
-    together = generate_answers(model, prompts, **options(num_beams=3))
-    assert together == [generate_answers(model, [prompt], **options(num_beams=3))[0] for prompt in prompts]
+    assert answer_ids(model, prompts, **options(num_beams=1)) == answer_ids(model, prompts, **options())
+    together = answer_ids(model, prompts, **options(num_beams=3))
+    assert together == [answer_ids(model, [prompt], **options(num_beams=3))[0] for prompt in prompts]
 
 
 def test_beams_become_fewer_rows_for_lack_of_memory(
     model: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = generate_answers(model, prompts, **options(num_beams=2))
+    expected = answer_ids(model, prompts, **options(num_beams=2))
     forward = model.forward
 
     @functools.wraps(forward)
@@ -275,7 +273,7 @@ def test_beams_become_fewer_rows_for_lack_of_memory(
     monkeypatch.setattr(model, "forward", fail)
     seen: list[tuple[int, int | None]] = []
     with caplog.at_level(logging.WARNING):
-        answers = generate_answers(
+        answers = answer_ids(
             model,
             prompts,
             **options(num_beams=2),
@@ -287,16 +285,16 @@ def test_beams_become_fewer_rows_for_lack_of_memory(
     assert "Out of memory with 4 prompts answered at once: going on with 2" in warning
     monkeypatch.setattr(model, "forward", lambda **arguments: fail(**{**arguments, "input_ids": torch.zeros(4, 1)}))
     with pytest.raises(torch.OutOfMemoryError):
-        generate_answers(model, prompts, **options(num_beams=2))
+        answer_ids(model, prompts, **options(num_beams=2))
 
 
 def test_progress_of_beams_reaches_its_end(model: Any, prompts: list[list[int]]) -> None:
-    free = generate_answers(model, prompts, **options(num_beams=2, stop_ids=[]))
+    free = answer_ids(model, prompts, **options(num_beams=2, stop_ids=[]))
     seen: list[tuple[int, int | None]] = []
     settings = options(
         num_beams=2, stop_ids=[free[0][1]], on_progress=lambda _, done, total, unit: seen.append((done, total))
     )
-    generate_answers(model, prompts, **settings)
+    answer_ids(model, prompts, **settings)
     assert seen[0] == (0, 7 * 12)
     assert seen[-1][0] == seen[-1][1]
     assert all(done <= total for done, total in seen if total is not None)
@@ -328,19 +326,19 @@ def test_an_encoder_decoder_answers_as_by_hand_whatever_the_batch(reader: Any) -
         by_hand.append(answer)
     assert len({tuple(answer) for answer in by_hand}) > 2, "the answers must differ for this to prove anything"
     settings = options(stop_ids=[EOS])
-    assert [generate_answers(reader, [source], **settings)[0] for source in sources()] == by_hand
-    assert generate_answers(reader, sources(), **settings) == by_hand
+    assert [answer_ids(reader, [source], **settings)[0] for source in sources()] == by_hand
+    assert answer_ids(reader, sources(), **settings) == by_hand
 
 
 def test_beams_of_an_encoder_decoder_find_the_likeliest_answer(reader: Any) -> None:
     settings = options(max_new_tokens=2, stop_ids=[], num_beams=len(VOCABULARY), batch_rows=2)
     expected = [best_pair(lambda begun, source=source: reader_scores(reader, source, begun))[0] for source in sources()]
-    assert generate_answers(reader, sources(), **settings) == expected
+    assert answer_ids(reader, sources(), **settings) == expected
 
 
 def test_an_encoder_decoders_own_settings_are_set_aside(reader: Any) -> None:
     settings = options(stop_ids=[EOS], num_beams=2)
-    expected = generate_answers(reader, sources(), **settings)
+    expected = answer_ids(reader, sources(), **settings)
     before = reader.generation_config
     reader.generation_config = type(before)(
         num_beams=4,
@@ -352,7 +350,7 @@ def test_an_encoder_decoders_own_settings_are_set_aside(reader: Any) -> None:
     )
     own = reader.generation_config
     try:
-        assert generate_answers(reader, sources(), **settings) == expected
+        assert answer_ids(reader, sources(), **settings) == expected
         assert reader.generation_config is own
     finally:
         reader.generation_config = before
@@ -360,7 +358,7 @@ def test_an_encoder_decoders_own_settings_are_set_aside(reader: Any) -> None:
 
 def test_an_answer_begins_with_the_token_that_it_is_told_to(reader: Any) -> None:
     settings = options(stop_ids=[], max_new_tokens=4, first_id=BOS)
-    answers = generate_answers(reader, sources(), **settings)
+    answers = answer_ids(reader, sources(), **settings)
     assert [answer[0] for answer in answers] == [BOS] * 5
     expected = [int(reader_scores(reader, source, [BOS]).argmax()) for source in sources()]
     assert [answer[1] for answer in answers] == expected
@@ -383,12 +381,12 @@ def test_a_source_has_the_whole_context_and_so_has_the_answer(caplog: pytest.Log
     reader = make_seq2seq(max_positions=16)
     long = [*sources()[1][:20], EOS]
     with caplog.at_level(logging.WARNING):
-        (answer,) = generate_answers(reader, [long], **options(max_new_tokens=16, stop_ids=[]))
+        (answer,) = answer_ids(reader, [long], **options(max_new_tokens=16, stop_ids=[]))
     assert len(answer) == 16
-    assert answer == generate_answers(reader, [[*long[:8], *long[-8:]]], **options(max_new_tokens=16, stop_ids=[]))[0]
+    assert answer == answer_ids(reader, [[*long[:8], *long[-8:]]], **options(max_new_tokens=16, stop_ids=[]))[0]
     assert "cut in the middle: 1 prompt;" in caplog.text
-    with pytest.raises(UserError, match=r"evaluate.max_new_tokens = 17 .* 16 positions.*at most 16"):
-        generate_answers(reader, [long], **options(max_new_tokens=17, stop_ids=[]))
+    with pytest.raises(UserError, match=r"evaluate.generation.max_new_tokens = 17 .* 16 positions.*at most 16"):
+        answer_ids(reader, [long], **options(max_new_tokens=17, stop_ids=[]))
 
 
 def test_an_encoder_decoder_answers_through_an_adapter() -> None:
@@ -396,11 +394,11 @@ def test_an_encoder_decoder_answers_through_an_adapter() -> None:
 
     base = make_seq2seq()
     settings = options(stop_ids=[EOS], num_beams=2)
-    plain = generate_answers(base, sources(), **settings)
+    plain = answer_ids(base, sources(), **settings)
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], task_type="SEQ_2_SEQ_LM"))
-    assert generate_answers(model, sources(), **settings) == plain
+    assert answer_ids(model, sources(), **settings) == plain
 
 
 def test_drawn_tokens_go_with_no_beams(model: Any, prompts: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="num_beams must be 1, not 2"):
-        generate_answers(model, prompts, sampling=Sampling(seed=1), **options(), num_beams=2)
+        answer_ids(model, prompts, do_sample=True, **options(), num_beams=2)

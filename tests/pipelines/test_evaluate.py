@@ -25,7 +25,7 @@ from lm_tuning.datasets import (
     StoredFolderDataset,
     TextDataset,
 )
-from lm_tuning.parameters import EnvironmentParameters, EvaluateParameters, ModelParameters
+from lm_tuning.parameters import EnvironmentParameters, EvaluateParameters, GenerationParameters, ModelParameters
 from lm_tuning.pipelines.evaluate import create_pipeline
 from tests.support.stored import chat_row, publish_tokens, save_tuned
 from tests.support.tiny import save_tiny_model
@@ -42,7 +42,8 @@ def project(tmp_path: Path) -> Path:
 
 
 def make_catalog(project: Path, **evaluate: Any) -> DataCatalog:
-    options = {"num_generate_rows": 3, "max_new_tokens": 4, "num_samples": 1, **evaluate}
+    generation = GenerationParameters(max_new_tokens=4)
+    options = {"num_generate_rows": 3, "generation": generation, "num_samples": 1, **evaluate}
     return DataCatalog(
         {
             "tuned_model": ModelFolderDataset(filepath=str(project / "tuned_model")),

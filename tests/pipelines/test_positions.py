@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
+from lm_tuning.parameters import EvaluateParameters, GenerationParameters, ModelParameters, TrainParameters
 from lm_tuning.pipelines.tokenize.nodes import prepare_base_model
 from lm_tuning.pipelines.train.run_settings import TrainingGroups, gather_settings
 from tests.pipelines.test_tokenize import ROWS, project, publish_splits, run_whole  # noqa: F401
+from tests.support.answers import take_generation
 from tests.support.tiny import BOS, END, VOCABULARY, bart_config, make_model, make_tokenizer
 
+SHORT = EvaluateParameters(generation=GenerationParameters(max_new_tokens=4))
 LONG = [*ROWS, ("a" * 30, "b" * 12, None)]
 
 
@@ -46,7 +48,7 @@ def save(model: Any) -> None:
 def start_training(task: str = "causal_lm", train: dict[str, Any] | None = None, **tokenize: Any) -> Any:
     """Tokenize, then do what the train node does before it trains."""
     folder, *_ = run_whole(task=task, **tokenize)
-    base = prepare_base_model(ModelParameters(name_or_path="model"), EvaluateParameters(max_new_tokens=4), task=task)
+    base = prepare_base_model(ModelParameters(name_or_path="model"), SHORT, task=task)
     options = {"effective_batch_rows": 2, "max_steps": 1, **(train or {})}
     groups = TrainingGroups(TrainParameters(**options), ModelParameters(name_or_path="model"), seed=1, task=task)
     return gather_settings(folder, base, groups)
@@ -55,9 +57,7 @@ def start_training(task: str = "causal_lm", train: dict[str, Any] | None = None,
 @pytest.fixture(autouse=True)
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of the default length would be refused first by models of so few positions."""
-    monkeypatch.setattr(
-        "tests.pipelines.test_tokenize.EvaluateParameters", lambda: EvaluateParameters(max_new_tokens=4)
-    )
+    monkeypatch.setattr("tests.pipelines.test_tokenize.EvaluateParameters", lambda: SHORT)
 
 
 @pytest.mark.usefixtures("project")
@@ -114,19 +114,21 @@ def test_evaluations_without_validation_rows_are_said(caplog: pytest.LogCaptureF
 
 
 def prepare(task: str = "causal_lm", **evaluate: Any) -> dict[str, Any]:
-    return prepare_base_model(ModelParameters(name_or_path="model"), EvaluateParameters(**evaluate), task=task)
+    return prepare_base_model(
+        ModelParameters(name_or_path="model"), EvaluateParameters(**take_generation(evaluate)), task=task
+    )
 
 
 @pytest.mark.usefixtures("project")
 def test_answers_that_leave_no_room_for_a_prompt_are_refused_before_reading() -> None:
     save_gpt2(20)
-    with pytest.raises(UserError, match=r"evaluate.max_new_tokens = 20 .* 20 positions.*at most 10"):
+    with pytest.raises(UserError, match=r"evaluate.generation.max_new_tokens = 20 .* 20 positions.*at most 10"):
         prepare(max_new_tokens=20)
     prepare(max_new_tokens=19)
     prepare(max_new_tokens=20, num_generate_rows=0)
     prepare("sequence_classification", max_new_tokens=20)
     save_bart(24)
-    with pytest.raises(UserError, match=r"evaluate.max_new_tokens = 25 .* 24 positions.*at most 24"):
+    with pytest.raises(UserError, match=r"evaluate.generation.max_new_tokens = 25 .* 24 positions.*at most 24"):
         prepare("seq2seq_lm", max_new_tokens=25)
     prepare("seq2seq_lm", max_new_tokens=24)
 

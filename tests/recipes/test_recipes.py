@@ -177,7 +177,7 @@ def with_small_sizes(name: str, model: Path, rows: Path) -> dict[str, Any]:
             "save_every_steps": 2,
             "precision": "float32",  # whatever the processor is fast at, so that other programs give the same answers
         },
-        "evaluate": {"max_new_tokens": 6, "max_loss_rows": 6},
+        "evaluate": {"generation": {"max_new_tokens": 6}, "max_loss_rows": 6},
     }
     if load_parameters(make_loader(name), REPOSITORY).evaluate.num_generate_rows:
         small["evaluate"]["num_generate_rows"] = 2
@@ -312,7 +312,7 @@ def test_plain_libraries_answer_as_was_evaluated(name: str, trained: Callable[[s
     assert samples or not (has_classes or done.parameters.evaluate.num_generate_rows)
     if not samples:
         return
-    limit = None if has_classes else done.parameters.evaluate.max_new_tokens
+    limit = None if has_classes else done.parameters.evaluate.generation.max_new_tokens
     answers = answer_plainly(
         done.tuned_model, [sample["input_ids"] for sample in samples], tmp_path, max_new_tokens=limit
     )

@@ -53,7 +53,7 @@ def train(folder: Path, model: Path, *, answer: str, method: str, max_steps: int
             "early_stopping_evals": None,
             "precision": "float32",
         },
-        "evaluate": {"max_new_tokens": MAX_NEW_TOKENS, "num_generate_rows": 4, "max_loss_rows": 4},
+        "evaluate": {"generation": {"max_new_tokens": MAX_NEW_TOKENS}, "num_generate_rows": 4, "max_loss_rows": 4},
     }
     return run_with(RECIPE, folder, given)
 

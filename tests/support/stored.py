@@ -10,6 +10,7 @@ from typing import Any
 from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.parameters import EvaluateParameters
 from lm_tuning.text.store.table import TokenTable, TokenTableWriter
+from tests.support.answers import take_generation
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_model, make_tokenizer
 
 Row = tuple[Sequence[int], Sequence[tuple[int, int]]]
@@ -82,5 +83,6 @@ def evaluation_settings(**changes: Any) -> EvaluationSettings:
         "max_loss_rows": None,
         **changes,
     }
+    settings = take_generation(settings)
     evaluate = {name: settings.pop(name) for name in EvaluateParameters.model_fields if name in settings}
     return EvaluationSettings(**settings, evaluate=EvaluateParameters(**evaluate))

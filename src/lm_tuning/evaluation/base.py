@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from lm_tuning.evaluation.records import (
 )
 from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.generation.answers import Answer, FinishReason, answer_text
 from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, generate_answers, own_first_id
 from lm_tuning.models.record import TuningRecord
 from lm_tuning.models.tuned import merge_adapter
@@ -120,21 +121,32 @@ class Measurement:
     Attributes:
         loss: summed nats and counted tokens.
         answers: the generated text for each prompt, in their order.
+        finish_reasons: why each answer ended; empty where an earlier version measured and did not note it.
+        log_probs: logarithm of each answer's probability, ``None`` where nobody knows; empty as the reasons are.
     """
 
     loss: HeldOutLoss
     answers: list[str]
+    finish_reasons: list[FinishReason] = field(default_factory=list)
+    log_probs: list[float | None] = field(default_factory=list)
 
     def to_json(self) -> MeasurementRecord:
         """Return plain values, from which :meth:`from_json` makes the same measurement."""
         loss = self.loss
         record = LossRecord(nats=loss.nats, num_supervised=loss.num_supervised, num_rows=loss.num_rows, unit=loss.unit)
-        return MeasurementRecord(loss=record, answers=self.answers)
+        return MeasurementRecord(
+            loss=record, answers=self.answers, finish_reasons=self.finish_reasons, log_probs=self.log_probs
+        )
 
     @classmethod
     def from_json(cls, record: MeasurementRecord) -> Measurement:
         """Read what :meth:`to_json` gave."""
-        return cls(loss=HeldOutLoss(**record["loss"]), answers=record["answers"])
+        return cls(
+            loss=HeldOutLoss(**record["loss"]),
+            answers=record["answers"],
+            finish_reasons=record.get("finish_reasons", []),
+            log_probs=record.get("log_probs", []),
+        )
 
     def figures(self, references: Sequence[str]) -> tuple[LanguageFigures, list[float]]:
         """Turn the measurement into the figures of the report.
@@ -179,7 +191,7 @@ def measure_model(
     """
     settings = job.settings
     wanted_rows = settings.evaluate.generate_batch_rows
-    answers: list[list[int]] = []
+    answers: list[Answer] = []
     # Of the text part, which is the whole config for a model of text alone.
     num_classes = model.config.get_text_config().vocab_size
     held_out = measure_loss(
@@ -196,18 +208,25 @@ def measure_model(
             answers = generate_answers(
                 model,
                 [prompt.input_ids for prompt in rows.prompts],
-                max_new_tokens=settings.evaluate.max_new_tokens,
+                generation=settings.evaluate.generation,
+                seed=settings.seed,
+                row_ids=[prompt.row_id for prompt in rows.prompts],
+                tokenizer=tokenizer,
                 batch_rows=None if wanted_rows == "auto" else wanted_rows,
                 stop_ids=stop_ids,
                 pad_id=int(tokenizer.pad_token_id),
                 device=settings.device,
-                num_beams=settings.evaluate.num_beams,
                 first_id=first_id,
                 special_ids=special_ids(tokenizer),
                 on_progress=job.on_progress,
                 label=f"Answers of the {name}",
             )
-    return Measurement(loss=held_out.loss, answers=decode_answers(tokenizer, answers))
+    return Measurement(
+        loss=held_out.loss,
+        answers=[answer_text(tokenizer, answer) for answer in answers],
+        finish_reasons=[answer.finish_reason for answer in answers],
+        log_probs=[answer.log_prob for answer in answers],
+    )
 
 
 def measure_loss(

@@ -31,11 +31,13 @@ from lm_tuning.evaluation.records import (
     LanguageImprovement,
     LanguageSample,
 )
+from lm_tuning.generation.describe import describe_generation
 from lm_tuning.generation.generate import collect_prompts
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import location_of
 from lm_tuning.models.structure import check_answer_room
 from lm_tuning.models.tuned import attach_adapter, load_base, load_tuned
+from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.storage.folders import StagedFolder
 from lm_tuning.text.decoding import decode
 
@@ -56,7 +58,7 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         task=job.tuning["task"],
         base=[base["digest"], base["tokenizer_digest"], job.tuning["quantization"]],
         rows=[job.tokens_key, job.split, settings.seed, evaluate.max_loss_rows, evaluate.num_generate_rows],
-        answers=[evaluate.max_new_tokens, evaluate.num_beams],
+        answers=_deciding(evaluate.generation, settings.seed),
         # What decides the last digits. Only a graphics card has TF32, so elsewhere the switch makes no other key.
         precision=[
             settings.device,
@@ -77,7 +79,7 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     rows = choose_held_out(job, tokenizer)
     # By the config alone, before minutes go into the loss of the base model.
     if rows.prompts:
-        check_answer_room(read_config(**where), max_new_tokens=evaluate.max_new_tokens)
+        check_answer_room(read_config(**where), max_new_tokens=evaluate.generation.max_new_tokens)
     logger.info(
         "Evaluating on %d of %d %s rows, answering %d.",
         len(rows.loss_rows),
@@ -101,16 +103,37 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         )
     ]
     answers = [
-        LanguageAnswer(**sample, base_rouge_l=base_score, tuned_rouge_l=tuned_score)
-        for sample, base_score, tuned_score in zip(samples, base_rouge, tuned_rouge, strict=True)
+        LanguageAnswer(
+            **sample,
+            base_rouge_l=base_rouge[index],
+            tuned_rouge_l=tuned_rouge[index],
+            base_finish_reason=before.finish_reasons[index] if before.finish_reasons else None,
+            tuned_finish_reason=after.finish_reasons[index],
+            base_log_prob=before.log_probs[index] if before.log_probs else None,
+            tuned_log_prob=after.log_probs[index],
+        )
+        for index, sample in enumerate(samples)
     ]
     shown = [samples[index] for index in choose_rows(len(samples), evaluate.num_samples, settings.seed)]
     result = _describe(job, before.loss.num_rows, base_figures, tuned_figures, samples=shown)
-    num_beams = evaluate.num_beams
-    result["generation"] = "greedy" if num_beams == 1 else f"beam search with {num_beams} beams"
+    result["generation"] = describe_generation(evaluate.generation, seed=settings.seed)
     if not rows.prompts:
         result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
     return Comparison(result, answers, ANSWER_COLUMNS, stored)
+
+
+def _deciding(generation: GenerationParameters, seed: int) -> list[object]:
+    """Return what decides answers, for a key."""
+    deciding: list[object] = [generation.max_new_tokens, generation.num_beams]
+    # Left out where it is as it always was, so that what earlier versions measured is found again.
+    further = {
+        name: value
+        for name, value in generation.model_dump(exclude_defaults=True).items()
+        if name not in ("max_new_tokens", "num_beams", "seed")
+    }
+    if generation.do_sample:
+        further["seed"] = seed if generation.seed is None else generation.seed
+    return [*deciding, *([further] if further else [])]
 
 
 def _explain_no_answers(num_generate_rows: int) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from lm_tuning.generation.answers import FinishReason
+
 
 class LossRecord(TypedDict):
     """A held-out loss as the sums that it is made of, see ``HeldOutLoss``."""
@@ -23,6 +25,9 @@ class MeasurementRecord(TypedDict):
 
     loss: LossRecord
     answers: list[str]
+    # Not there where an earlier version measured.
+    finish_reasons: NotRequired[list[FinishReason]]
+    log_probs: NotRequired[list[float | None]]
 
 
 class ClassRowsRecord(TypedDict):
@@ -65,10 +70,15 @@ class LanguageSample(TypedDict):
 
 
 class LanguageAnswer(LanguageSample):
-    """A sample with the ROUGE-L of both answers."""
+    """A sample with the ROUGE-L of both answers, why they ended, and the logarithms of their probabilities."""
 
     base_rouge_l: float
     tuned_rouge_l: float
+    # None where nobody knows: beam search tells no probabilities, and earlier versions noted none of this.
+    base_finish_reason: FinishReason | None
+    tuned_finish_reason: FinishReason | None
+    base_log_prob: float | None
+    tuned_log_prob: float | None
 
 
 class ClassFigures(TypedDict):

@@ -10,7 +10,8 @@ from lm_tuning.batching.held_out_loss import choose_micro_batch_tokens
 from lm_tuning.evaluation.records import TrainingFacts
 from lm_tuning.models.record import LoadingOptions
 from lm_tuning.models.tuned import read_tuning
-from lm_tuning.parameters.groups import EnvironmentParameters, EvaluateParameters, ModelParameters
+from lm_tuning.parameters.evaluate import EvaluateParameters
+from lm_tuning.parameters.groups import EnvironmentParameters, ModelParameters
 from lm_tuning.runtime.device import describe_device
 from lm_tuning.runtime.precision import choose_precision
 

@@ -21,11 +21,15 @@ from transformers.cache_utils import DynamicLayer
 
 from lm_tuning.batching import packed_attention
 from lm_tuning.batching.fused_norms import fused_norms
+from lm_tuning.generation.answers import Answer, GrowingAnswers, OnAnswer, ignore_answer
+from lm_tuning.generation.choosing import BeginningRow, TokenChooser
 from lm_tuning.generation.decoding import Decoder
 from lm_tuning.generation.lanes import LaneCache
 from lm_tuning.generation.reading_prompts import read_packed, read_padded
-from lm_tuning.generation.sampling import Sampling, TokenChooser
+from lm_tuning.generation.sampling import uniforms_of
+from lm_tuning.generation.stop_strings import StopStrings
 from lm_tuning.models.structure import has_encoder, inner_model
+from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.wording import count_of
 
@@ -74,18 +78,20 @@ def takes_continuous_batches(model: Any) -> bool:
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
-def warn_of_memory(before: int, now: int) -> None:
+def warn_of_memory(before: int, now: int, *, key: str) -> None:
     """Warn that fewer prompts are answered at once.
 
     Args:
         before: prompts for which there was no memory.
         now: prompts from here on.
+        key: the parameter that sets the number.
     """
     logger.warning(
         "Out of memory with %s answered at once: going on with %d, and with fewer where that is too many. "
-        "evaluate.generate_batch_rows sets the number.",
+        "%s sets the number.",
         count_of(before, "prompt"),
         now,
+        key,
     )
 
 
@@ -93,7 +99,7 @@ class ContinuousBatcher:
     """Answers prompts, several at a time.
 
     Attributes:
-        answers: tokens of each prompt's answer so far, without the stop token.
+        answers: the answer to each prompt, and its tokens so far.
         most_rows: prompts answered at once; ``None`` until memory has been looked at.
     """
 
@@ -102,12 +108,16 @@ class ContinuousBatcher:
         model: Any,
         prompts: Sequence[Sequence[int]],
         *,
-        max_new_tokens: int,
+        generation: GenerationParameters,
         most_rows: int | None,
         stop_ids: Sequence[int],
         pad_id: int,
         device: torch.device | str,
-        sampling: Sampling | None = None,
+        seed: int = 0,
+        row_ids: Sequence[int] | None = None,
+        stop_strings: StopStrings | None = None,
+        batch_rows_key: str = "evaluate.generate_batch_rows",
+        on_answer: OnAnswer = ignore_answer,
         steps_between_looks: int | None = None,
         packs: bool | None = None,
     ) -> None:
@@ -116,28 +126,41 @@ class ContinuousBatcher:
         Args:
             model: one for which :func:`takes_continuous_batches` holds, in evaluation mode.
             prompts: token ids of each; every one leaves room for an answer in the model's context.
-            max_new_tokens: longest answer.
+            generation: how tokens are chosen, and the longest answer.
             most_rows: prompts answered at once; ``None`` for 16 on a CPU, and on a GPU what fits into its memory.
             stop_ids: EOS tokens of an answer.
             pad_id: fills shorter prompts.
             device: where the model lies.
-            sampling: how tokens are drawn; ``None`` takes the likeliest one each time.
+            seed: of the random numbers, where tokens are drawn.
+            row_ids: name each prompt's random numbers; ``None`` for their indices.
+            stop_strings: strings that end an answer; ``None`` without any.
+            batch_rows_key: the parameter that a warning names.
+            on_answer: told of each answer as soon as it has ended.
             steps_between_looks: tokens between two looks at which rows have ended; ``None`` for the device's usual.
             packs: whether prompts are packed and attention reads a part of each lane; ``None`` where a kernel can.
         """
-        self.answers: list[list[int]] = [[] for _ in prompts]
+        self.answers = GrowingAnswers(
+            len(prompts),
+            max_new_tokens=generation.max_new_tokens,
+            stop_ids=stop_ids,
+            stop_strings=stop_strings,
+            on_answer=on_answer,
+        )
         self._device = torch.device(device)
         self._on_gpu = self._device.type == "cuda"
         self.most_rows = most_rows if most_rows is not None or self._on_gpu else _CPU_ROWS
         self._model = inner_model(model)
         self._prompts = prompts
-        self._max_new_tokens = max_new_tokens
+        self._generation = generation
+        self._seed = seed
+        self._row_ids = range(len(prompts)) if row_ids is None else row_ids
         self._stop_ids = frozenset(stop_ids)
         self._pad_id = pad_id
+        self._batch_rows_key = batch_rows_key
         self._steps = steps_between_looks or (_GPU_STEPS if self._on_gpu else 1)
         self._has_halved = False
         self._packs = self._can_pack() if packs is None else packs
-        self._chooser = TokenChooser(sampling, self._device)
+        self._chooser = TokenChooser(generation, self._device)
         self._decoder: Decoder | None = None
         self._cache_bytes: float | None = None
         # The prompt in each lane whose answer has not ended.
@@ -148,14 +171,14 @@ class ContinuousBatcher:
     @property
     def num_tokens(self) -> int:
         """Tokens of the answers so far."""
-        return sum(map(len, self.answers))
+        return self.answers.num_tokens
 
     @property
     def most_tokens(self) -> int:
         """Tokens in the end if no answer ends early from here on."""
-        return self.num_tokens + sum(map(self._num_left, [*self._waiting, *self._running.values()]))
+        return self.num_tokens + sum(map(self.answers.num_left, [*self._waiting, *self._running.values()]))
 
-    def run(self, on_tokens: Callable[[], object]) -> list[list[int]]:
+    def run(self, on_tokens: Callable[[], object]) -> list[Answer]:
         """Answer all prompts.
 
         Args:
@@ -184,7 +207,7 @@ class ContinuousBatcher:
                 # Behind the block: inside of it the error still holds the tensors of the step that failed.
                 if failed:
                     self._halve()
-        return self.answers
+        return [answer for answer in self.answers.ended if answer is not None]
 
     def _compute_dtype(self) -> torch.dtype:
         if torch.is_autocast_enabled(self._device.type):
@@ -193,7 +216,7 @@ class ContinuousBatcher:
         return dtype
 
     def _can_pack(self) -> bool:
-        longest = max(map(len, self._prompts), default=0) + self._max_new_tokens
+        longest = max(map(len, self._prompts), default=0) + self._generation.max_new_tokens
         return packed_attention.runs_in_kernel(
             self._model, device=self._device.type, dtype=self._compute_dtype(), longest_row_tokens=longest
         )
@@ -247,15 +270,20 @@ class ContinuousBatcher:
     def _columns_needed(self) -> int:
         """Return the tokens of the longest row in the end, rounded up."""
         longest = max(
-            self._length(index) + self._num_left(index) for index in (*self._waiting, *self._running.values())
+            self._length(index) + self.answers.num_left(index) for index in (*self._waiting, *self._running.values())
         )
         return _round_up(longest, _GPU_COLUMNS) if self._on_gpu else longest
 
     def _length(self, index: int) -> int:
-        return len(self._prompts[index]) + len(self.answers[index])
+        return len(self._prompts[index]) + len(self.answers.tokens(index))
 
-    def _num_left(self, index: int) -> int:
-        return self._max_new_tokens - len(self.answers[index])
+    def _beginning(self, index: int) -> BeginningRow:
+        """Return a row with what there is of its answer: something, where memory ran out in the middle of it."""
+        uniforms = None
+        if self._generation.do_sample:
+            uniforms = uniforms_of(self._seed, self._row_ids[index], self._generation.max_new_tokens)
+        ids = [*self._prompts[index], *self.answers.tokens(index)]
+        return BeginningRow(ids, self.answers.num_left(index), uniforms)
 
     def _make_decoder(self) -> Decoder:
         cache = LaneCache(
@@ -285,51 +313,53 @@ class ContinuousBatcher:
         """Send waiting prompts through the model, and add the first token of their answers."""
         free = [lane for lane in range(decoder.cache.num_lanes) if lane not in self._running]
         chosen: list[int] = []
-        given: list[list[int]] = []
+        rows: list[BeginningRow] = []
         positions = 0
         while self._waiting and len(chosen) < len(free):
-            index = self._waiting[0]
-            # With what there is of the answer already, where memory ran out in the middle of it.
-            ids = [*self._prompts[index], *self.answers[index]]
-            positions = positions + len(ids) if self._packs else max(positions, len(ids))
-            if chosen and (positions if self._packs else positions * (len(given) + 1)) > _PREFILL_TOKENS:
+            row = self._beginning(self._waiting[0])
+            positions = positions + len(row.ids) if self._packs else max(positions, len(row.ids))
+            if chosen and (positions if self._packs else positions * (len(rows) + 1)) > _PREFILL_TOKENS:
                 break
             chosen.append(self._waiting.popleft())
-            given.append(ids)
+            rows.append(row)
         lanes = free[: len(chosen)]
         # Noted before anything can fail, so that none of them is lost.
         self._running.update(zip(lanes, chosen, strict=True))
+        given = [row.ids for row in rows]
         if self._packs:
             logits = read_packed(self._model, decoder.cache, lanes, given, device=self._device)
         else:
             logits = read_padded(self._model, decoder.cache, lanes, given, pad_id=self._pad_id, device=self._device)
-        lengths = [len(ids) for ids in given]
-        first = decoder.begin(lanes, logits, lengths, [self._num_left(index) for index in chosen])
-        self._add([first], lanes)
+        tokens, log_probs = decoder.begin(lanes, rows, logits)
+        self._add(decoder, [tokens], [log_probs], lanes)
 
     def _advance(self) -> None:
         """Give every row some tokens: no more than the row farthest from its end can take."""
         assert self._decoder is not None
         cache = self._decoder.cache
-        steps = min(self._steps, max(map(self._num_left, self._running.values())))
+        steps = min(self._steps, max(map(self.answers.num_left, self._running.values())))
         if self._packs:
             width = cache.num_columns
         else:
             width = max(map(self._length, self._running.values())) + steps
             width = min(_round_up(width, _GPU_COLUMNS) if self._on_gpu else width, cache.num_columns)
-        self._add(self._decoder.advance(steps, width=width), range(cache.num_lanes))
+        tokens, log_probs = self._decoder.advance(steps, width=width)
+        self._add(self._decoder, tokens, log_probs, range(cache.num_lanes))
 
-    def _add(self, steps: list[list[int]], lanes: Sequence[int]) -> None:
+    def _add(
+        self, decoder: Decoder, tokens: list[list[int]], log_probs: list[list[float]], lanes: Sequence[int]
+    ) -> None:
         """Add tokens, ``(steps, rows)``, to the answers that have not ended, and see which of them end with one."""
-        for tokens in steps:
-            for lane, token in zip(lanes, tokens, strict=True):
+        for tokens_of_step, log_probs_of_step in zip(tokens, log_probs, strict=True):
+            for lane, token, log_prob in zip(lanes, tokens_of_step, log_probs_of_step, strict=True):
                 index = self._running.get(lane)
-                if index is None:
-                    continue
-                if token not in self._stop_ids:
-                    self.answers[index].append(token)
-                if token in self._stop_ids or self._num_left(index) == 0:
+                if index is not None and self.answers.add(index, token, log_prob):
                     del self._running[lane]
+        running = [(lane, self._running[lane]) for lane in lanes if lane in self._running]
+        came = [lane for lane, index in running if self.answers.look_for_string(index, num_new=len(tokens))]
+        for lane in came:
+            del self._running[lane]
+        decoder.end(came)
 
     def _look_at_memory(self, cache: LaneCache) -> None:
         """Choose how many rows of the longest kind are answered at once beside what lies in the GPU's memory."""
@@ -349,7 +379,7 @@ class ContinuousBatcher:
         if self._on_gpu:
             torch.cuda.empty_cache()
         if not self._has_halved:
-            warn_of_memory(before, self.most_rows)
+            warn_of_memory(before, self.most_rows, key=self._batch_rows_key)
         self._has_halved = True
 
     def _wait_for(self, prompts: Sequence[int]) -> None:

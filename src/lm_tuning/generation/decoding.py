@@ -8,12 +8,13 @@ that stay where they are.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from lm_tuning.generation.choosing import BeginningRow, TokenChooser
 from lm_tuning.generation.lanes import Destination, LaneCache
-from lm_tuning.generation.sampling import TokenChooser
 from lm_tuning.runtime.cuda_graphs import recording_into
 from lm_tuning.runtime.memory_errors import is_out_of_memory
 
@@ -61,6 +62,7 @@ class Decoder:
         self._failure: str | None = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm: set[int] = set()
+        chooser.resize(cache.num_lanes, cache.num_columns, torch.tensor([], dtype=torch.long, device=self._device))
         self._set_up_rows()
 
     def _set_up_rows(self) -> None:
@@ -71,8 +73,10 @@ class Decoder:
         self._left = torch.zeros(rows, dtype=torch.long, device=device)
         self._has_ended = torch.ones(rows, dtype=torch.bool, device=device)
         self._lanes = torch.arange(rows, device=device)
-        # The tokens since the last look, (steps, rows), and how many steps that was, (1,).
+        # The tokens since the last look with the logarithms of their probabilities, both (steps, rows), and how many
+        # steps that was, (1,).
         self._history = torch.full((self._steps, rows), NO_TOKEN, dtype=torch.long, device=device)
+        self._log_probs = torch.zeros(self._steps, rows, device=device)
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
         bounds = torch.arange(rows + 1, dtype=torch.int32, device=device)  # (rows + 1,)
         self._bounds = (bounds, bounds * self.cache.num_columns)
@@ -80,28 +84,38 @@ class Decoder:
         self._graphs.clear()
         self._warm.clear()
 
-    def begin(self, lanes: list[int], logits: torch.Tensor, lengths: list[int], left: list[int]) -> list[int]:
-        """Let rows begin whose prompts are in the cache.
+    def begin(
+        self, lanes: list[int], rows: Sequence[BeginningRow], logits: torch.Tensor
+    ) -> tuple[list[int], list[float]]:
+        """Let rows begin whose tokens are in the cache.
 
         Args:
             lanes: of the rows.
-            logits: of their first tokens, ``(rows, vocabulary)``.
-            lengths: tokens in the cache, of each row.
-            left: tokens that each answer may get, the first one included.
+            rows: the rows.
+            logits: of their next tokens, ``(rows, vocabulary)``.
 
         Returns:
-            The first token of each row.
+            The next token of each row, and the logarithm of its probability.
         """
-        first = self._chooser.choose(logits)  # (rows,)
         where = torch.tensor(lanes, device=self._device)
-        room = torch.tensor(left, device=self._device) - 1
+        first, log_probs = self._chooser.begin(where, rows, logits)  # both (rows,)
+        room = torch.tensor([row.num_left for row in rows], device=self._device) - 1
         self._following[where] = first
-        self._lengths[where] = torch.tensor(lengths, device=self._device)
+        self._lengths[where] = torch.tensor([len(row.ids) for row in rows], device=self._device)
         self._left[where] = room
         self._has_ended[where] = torch.isin(first, self._stop_ids) | (room <= 0)
-        return first.tolist()
+        return first.tolist(), log_probs.tolist()
 
-    def advance(self, steps: int, *, width: int) -> list[list[int]]:
+    def end(self, lanes: list[int]) -> None:
+        """End rows for a reason that is not seen here.
+
+        Args:
+            lanes: of the rows.
+        """
+        if lanes:
+            self._has_ended[torch.tensor(lanes, device=self._device)] = True
+
+    def advance(self, steps: int, *, width: int) -> tuple[list[list[int]], list[list[float]]]:
         """Give each row some tokens, and look at them.
 
         Args:
@@ -109,14 +123,16 @@ class Decoder:
             width: columns that hold every row's tokens when the steps are done.
 
         Returns:
-            The tokens, ``(steps, rows)``; :data:`NO_TOKEN` behind the end of an answer.
+            The tokens, and the logarithms of their probabilities, both ``(steps, rows)``; :data:`NO_TOKEN` behind the
+            end of an answer.
         """
         for _ in range(steps):
             self._run(width)
-        # The one wait for the device.
+        # The one wait for the device: the second of them finds everything done.
         tokens: list[list[int]] = self._history[:steps].tolist()
+        log_probs: list[list[float]] = self._log_probs[:steps].tolist()
         self._cursor.zero_()
-        return tokens
+        return tokens, log_probs
 
     def resize(self, *, num_lanes: int, num_columns: int, kept: list[int], width: int) -> None:
         """Go on with more or fewer rows.
@@ -132,6 +148,7 @@ class Decoder:
         # Their memory is asked for again in other sizes.
         self._graphs.clear()
         self.cache.resize(num_lanes=num_lanes, num_columns=num_columns, kept=rows, width=width)
+        self._chooser.resize(num_lanes, num_columns, rows)
         self._set_up_rows()
         after = (self._following, self._lengths, self._left, self._has_ended)
         for old, new in zip(before, after, strict=True):
@@ -152,9 +169,8 @@ class Decoder:
     def _record(self, width: int) -> torch.cuda.CUDAGraph | None:
         """Record a step without running it; ``None`` where that fails, which is said once."""
         graph = torch.cuda.CUDAGraph()
-        generators = [] if self._chooser.generator is None else [self._chooser.generator]
         try:
-            with recording_into(graph, generators=generators), _without_cast_cache(self._device):
+            with recording_into(graph), _without_cast_cache(self._device):
                 self._step(width)
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -184,7 +200,9 @@ class Decoder:
             logits_to_keep=1,
             **inputs,
         )
-        tokens = self._chooser.choose(output.logits[:, -1])  # (rows,)
+        # num_keys counts the tokens of a row too: the one that it goes on with is the last of them.
+        tokens, log_probs = self._chooser.choose(output.logits[:, -1], num_known=num_keys, num_left=self._left)
+        self._log_probs.index_copy_(0, self._cursor, log_probs[None])
         self._history.index_copy_(0, self._cursor, tokens.masked_fill(self._has_ended, NO_TOKEN)[None])
         self._cursor += 1
         self._left -= 1

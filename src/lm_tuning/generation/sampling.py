@@ -1,71 +1,72 @@
-"""Choose the next token of each row from its logits: the likeliest, or one drawn at random."""
+"""Draw tokens at random, by random numbers of each row's own.
+
+What a row gets depends on the seed, on the row and on how many tokens it has, and not on which other rows are answered
+beside it, in which order, or whether memory ran out in between.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from lm_tuning.parameters.generation import GenerationParameters
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn.
+# Rounding must not lift a number to the sum of all probabilities, which lies behind the last token.
+_BELOW_ONE = 1 - 2.0**-20
 
-    Attributes:
-        seed: of the random numbers; answers are the same again as long as the prompts and their number at once are.
-        temperature: divides the logits; above 0.
-        top_k: how many of the likeliest tokens are drawn from; ``None`` for all.
-        top_p: the likeliest tokens whose probabilities first sum up to this are drawn from, above 0 and at most 1.
+
+def uniforms_of(seed: int, row_id: int, num_tokens: int) -> npt.NDArray[np.float32]:
+    """Return the random numbers of a row, one for each token of its answer.
+
+    Args:
+        seed: of the run or of the generation.
+        row_id: of the row; equal ones draw equal numbers.
+        num_tokens: how many; those of fewer are the first of these.
+
+    Returns:
+        Numbers from 0 to less than 1, ``(tokens,)``.
     """
-
-    seed: int
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
+    # A generator whose numbers are a function of its key, so that neighbouring rows have nothing in common.
+    key = np.array([seed, row_id & (2**64 - 1)], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key)).random(num_tokens, dtype=np.float32)
 
 
-class TokenChooser:
-    """Chooses tokens on the device, without waiting for it.
+def draw_tokens(scores: torch.Tensor, uniforms: torch.Tensor, generation: GenerationParameters) -> torch.Tensor:
+    """Draw a token for each row.
 
-    Attributes:
-        generator: of the random numbers; ``None`` where the likeliest token is taken.
+    Args:
+        scores: logits after penalties, float32, ``(rows, vocabulary)``.
+        uniforms: a random number from 0 to 1 for each row, ``(rows,)``.
+        generation: its temperature, ``top_k`` and ``top_p``, in this order as transformers has them.
+
+    Returns:
+        Token ids, ``(rows,)``.
     """
+    probabilities = probabilities_of(scores, generation)
+    reached = probabilities.cumsum(dim=-1)  # (rows, vocabulary)
+    wanted = uniforms[:, None] * _BELOW_ONE * reached[:, -1:]
+    # The first token whose share is reached; those without probability add nothing, so they never are the first.
+    return torch.searchsorted(reached, wanted, right=True).squeeze(1).clamp_(max=scores.shape[-1] - 1)
 
-    def __init__(self, sampling: Sampling | None, device: torch.device) -> None:
-        """Begin a row of random numbers.
 
-        Args:
-            sampling: how tokens are drawn; ``None`` takes the likeliest one.
-            device: where the logits lie.
-        """
-        self._sampling = sampling
-        self.generator: torch.Generator | None = None
-        if sampling is not None:
-            self.generator = torch.Generator(device).manual_seed(sampling.seed)
+def probabilities_of(scores: torch.Tensor, generation: GenerationParameters) -> torch.Tensor:
+    """Return what tokens are drawn by, ``(rows, vocabulary)``; the rows' sums may be below 1.
 
-    def choose(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return a token for each row.
-
-        Args:
-            logits: of the next token, ``(rows, vocabulary)``.
-
-        Returns:
-            Token ids, ``(rows,)``.
-        """
-        if self._sampling is None:
-            return logits.argmax(dim=-1)
-        scores = logits.float() / self._sampling.temperature
-        if self._sampling.top_k is not None:
-            least = scores.topk(min(self._sampling.top_k, scores.shape[-1])).values[:, -1:]  # (rows, 1)
-            scores = scores.masked_fill(scores < least, -torch.inf)
-        probabilities = scores.softmax(dim=-1)
-        if self._sampling.top_p < 1:
-            ordered, tokens = probabilities.sort(dim=-1, descending=True)
-            # What comes before a token, so that the likeliest one is always kept.
-            before = ordered.cumsum(dim=-1) - ordered
-            ordered = ordered.masked_fill(before >= self._sampling.top_p, 0.0)
-            probabilities = torch.zeros_like(ordered).scatter(-1, tokens, ordered)
-        # The largest of p / e, with e drawn from an exponential distribution, is token i with probability p[i]:
-        # unlike torch.multinomial this never looks at the values from the host.
-        waits = torch.empty_like(probabilities).exponential_(generator=self.generator)
-        return (probabilities / waits).argmax(dim=-1)
+    Args:
+        scores: see :func:`draw_tokens`.
+        generation: see :func:`draw_tokens`.
+    """
+    if generation.temperature is not None:
+        scores = scores / generation.temperature
+    if generation.top_k is not None:
+        least = scores.topk(min(generation.top_k, scores.shape[-1])).values[:, -1:]  # (rows, 1)
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    probabilities = scores.softmax(dim=-1)
+    if generation.top_p is None or generation.top_p == 1:
+        return probabilities
+    ordered, tokens = probabilities.sort(dim=-1, descending=True)
+    # What comes before a token, so that the likeliest one is always kept.
+    before = ordered.cumsum(dim=-1) - ordered
+    ordered = ordered.masked_fill(before >= generation.top_p, 0.0)
+    return torch.zeros_like(ordered).scatter(-1, tokens, ordered)

@@ -16,6 +16,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.folders import is_local
 from lm_tuning.models.record import ModelLocation, QuantizationRecord, TuningRecord
 from lm_tuning.models.structure import AUTO_CLASSES, has_encoder, inner_model
+from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
@@ -95,9 +96,15 @@ CARD_NAME = "README.md"
 
 
 def settings_of_answers(
-    model: Any, tokenizer: Any, *, supervised_stop_ids: list[int], first_id: int | None, pad_id: int, num_beams: int
+    model: Any,
+    tokenizer: Any,
+    *,
+    supervised_stop_ids: list[int],
+    first_id: int | None,
+    pad_id: int,
+    generation: GenerationParameters,
 ) -> Any:
-    """Build the settings by which a tuned model is evaluated: its likeliest answer, ended where it learned to end.
+    """Build the settings by which a tuned model is evaluated, its answers ended where it learned to end them.
 
     What the base model's settings say of sampling, penalties and lengths is left out, as it is in the evaluation.
 
@@ -107,7 +114,7 @@ def settings_of_answers(
         supervised_stop_ids: EOS tokens of the answers in the training rows.
         first_id: the token that every answer of an encoder-decoder begins with; ``None`` for none.
         pad_id: fills shorter rows of a batch.
-        num_beams: number of beams; 1 answers greedily.
+        generation: how the evaluation chooses tokens.
 
     Returns:
         A ``GenerationConfig``.
@@ -124,15 +131,36 @@ def settings_of_answers(
             GENERATION_NAME,
         )
     reads_apart = has_encoder(inner.config)
-    # No limit on new tokens: servers take one for a limit on every request.
+    # No limit on new tokens: servers take one for a limit on every request. No stop strings either, which generate
+    # refuses unless it is given the tokenizer too.
     return plain_settings(
-        num_beams=num_beams,
+        **library_settings(generation),
         bos_token_id=getattr(inner.generation_config, "bos_token_id", None),
         eos_token_id=sorted(known | set(supervised_stop_ids)) or None,
         pad_token_id=pad_id,
         decoder_start_token_id=inner.config.decoder_start_token_id if reads_apart else None,
         forced_bos_token_id=first_id if reads_apart else None,
     )
+
+
+def library_settings(generation: GenerationParameters) -> dict[str, object]:
+    """Return how tokens are chosen in the words of a ``GenerationConfig``; what changes nothing is left out.
+
+    Args:
+        generation: the parameters; their lengths, stop strings and seed are the caller's to handle.
+    """
+    settings: dict[str, object] = {"num_beams": generation.num_beams}
+    if generation.do_sample:
+        # Its 0 takes all tokens, where None would take its usual 50.
+        settings |= {"do_sample": True, "top_k": generation.top_k or 0}
+        settings |= {"temperature": generation.temperature or 1.0, "top_p": generation.top_p or 1.0}
+    if generation.repetition_penalty != 1:
+        settings["repetition_penalty"] = generation.repetition_penalty
+    if generation.no_repeat_ngram_size:
+        settings["no_repeat_ngram_size"] = generation.no_repeat_ngram_size
+    if generation.length_penalty is not None:
+        settings["length_penalty"] = generation.length_penalty
+    return settings
 
 
 def plain_settings(**settings: Any) -> Any:

@@ -191,12 +191,20 @@ def _is_position(name: str) -> bool:
     return last == "wpe" or "position" in last
 
 
-def check_answer_room(config: Any, *, max_new_tokens: int) -> None:
+def check_answer_room(
+    config: Any,
+    *,
+    max_new_tokens: int,
+    key: str = "evaluate.generation.max_new_tokens",
+    way_out: str = "evaluate.num_generate_rows = 0 to measure without answers",
+) -> None:
     """Refuse answers that leave no room for a prompt in the positions of a model.
 
     Args:
         config: of transformers.
-        max_new_tokens: ``evaluate.max_new_tokens``.
+        max_new_tokens: longest answer.
+        key: the parameter that says so.
+        way_out: what else a user may do; empty for nothing.
 
     Raises:
         UserError: they do not fit.
@@ -213,9 +221,8 @@ def check_answer_room(config: Any, *, max_new_tokens: int) -> None:
     why = "" if reads_apart else ", which prompt and answer share, so that no prompt fits beside it"
     way = f"at most {most}" if reads_apart else f"at most {limit // 2}, which leaves half of them to the prompt"
     raise UserError(
-        f"evaluate.max_new_tokens = {max_new_tokens} is too long an answer: the model ({config.model_type}) has "
-        f"{limit} positions{why}. Set evaluate.max_new_tokens to {way}, or evaluate.num_generate_rows = 0 to measure "
-        "without answers."
+        f"{key} = {max_new_tokens} is too long an answer: the model ({config.model_type}) has {limit} positions{why}. "
+        f"Set {key} to {way}{', or ' * bool(way_out)}{way_out}."
     )
 
 

@@ -11,10 +11,11 @@ from lm_tuning.parameters.data import (
     SplitParameters,
     TokenizeParameters,
 )
+from lm_tuning.parameters.evaluate import EvaluateParameters
 from lm_tuning.parameters.generate import GenerateParameters
+from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.parameters.groups import (
     EnvironmentParameters,
-    EvaluateParameters,
     ModelParameters,
     Parameters,
     PreflightParameters,
@@ -29,6 +30,7 @@ __all__ = [
     "EnvironmentParameters",
     "EvaluateParameters",
     "GenerateParameters",
+    "GenerationParameters",
     "HealthParameters",
     "LoraParameters",
     "ModelParameters",

@@ -28,7 +28,7 @@ class ParameterGroup(BaseModel):
     )
 
 
-def _read_scientific(value: object) -> object:
+def read_scientific(value: object) -> object:
     """Turn text such as ``1e-4`` into the number; leave every other value to the type check."""
     if isinstance(value, str) and _SCIENTIFIC.fullmatch(value.strip()):
         return float(value)
@@ -41,11 +41,11 @@ def _use_slashes(path: str) -> str:
 
 
 # The constraint stands before the reader: the other way round it would not reach the JSON schema.
-PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_read_scientific)]
-NonNegativeNumber = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_read_scientific)]
-Fraction = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_read_scientific)]
-FractionOrAll = Annotated[float, Field(ge=0, le=1), BeforeValidator(_read_scientific)]
-ScheduleValue = Annotated[Any, BeforeValidator(_read_scientific)]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(read_scientific)]
+NonNegativeNumber = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(read_scientific)]
+Fraction = Annotated[float, Field(ge=0, lt=1), BeforeValidator(read_scientific)]
+FractionOrAll = Annotated[float, Field(ge=0, le=1), BeforeValidator(read_scientific)]
+ScheduleValue = Annotated[Any, BeforeValidator(read_scientific)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 AutoOrCount = Literal["auto"] | Count

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
+from lm_tuning.parameters.generation import find_generation_problems
 from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.trainer_arguments import (
     BITSANDBYTES_OPTIMIZERS,
@@ -50,6 +51,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_split,
         _check_folds,
         _check_sources,
+        _check_generation,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -362,3 +364,8 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
                 f"{key} has a source with a weight, but held-out rows are each measured once: weights belong to "
                 "data.path.",
             )
+
+
+def _check_generation(parameters: Parameters) -> Iterator[Conflict]:
+    for keys, problem in find_generation_problems(parameters.evaluate.generation, "evaluate.generation"):
+        yield Conflict(keys, problem)

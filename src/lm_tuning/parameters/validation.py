@@ -53,6 +53,12 @@ _HABITS = {
     "val_size": "split.validation",
     "test_size": "split.test",
 }
+_MOVED = {
+    ("evaluate", "max_new_tokens"): "evaluate.generation.max_new_tokens",
+    ("evaluate", "num_beams"): "evaluate.generation.num_beams",
+}
+"""Keys of earlier versions, and where they have gone."""
+
 _CLOSE_ENOUGH = 0.7
 # A near miss in the same group is likelier than an equally near one elsewhere.
 _SAME_GROUP_BONUS = 0.1
@@ -71,6 +77,8 @@ def suggest(path: Sequence[str]) -> str:
     name = path[-1]
     if path[0] == "train" and name in OWNED_BY_US:
         return f" {as_sentence(OWNED_BY_US[name])}"
+    if path in _MOVED:
+        return f" It is {_MOVED[path]} now."
     if name in _HABITS:
         return f" Did you mean {_HABITS[name]}?"
     best = max(walk_keys(), key=lambda item: _likeness(path, item[0]))[0]

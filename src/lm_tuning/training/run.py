@@ -278,7 +278,7 @@ def _settings_of_answers(job: Job, ready: ReadyModel) -> Any:
         supervised_stop_ids=ends.stop_ids,
         first_id=ends.first_id,
         pad_id=int(ready.tokenizer.pad_token_id),
-        num_beams=job.settings.num_beams,
+        generation=job.settings.generation,
     )
 
 

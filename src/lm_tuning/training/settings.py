@@ -9,6 +9,7 @@ from lm_tuning.batching.step_plan import StepPlan, plan_steps
 from lm_tuning.data.split.records import DividedSource
 from lm_tuning.models.record import BaseModelRecord, RenderingRecord
 from lm_tuning.parameters.base import TaskName
+from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.text.store.table import TokenTable
 
@@ -33,7 +34,7 @@ class TrainingSettings:
     """What a training is told; it can be pickled, so that it can be sent to another process.
 
     What a user sets travels whole and under its own names. Beside it stands what was settled for this run, and what is
-    only stored with its results: ``rendering``, ``num_beams`` and ``run_id``.
+    only stored with its results: ``rendering``, ``generation`` and ``run_id``.
 
     Attributes:
         train: the group ``train``. Its ``precision`` is settled below, its ``micro_batch_tokens`` and
@@ -50,7 +51,7 @@ class TrainingSettings:
         label_map: id of each class by its name, kept with the tuned model; ``None`` without classes.
         rendering: how the rows were written, kept with the tuned model, so that it is asked in the same way.
         attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
-        num_beams: number of beams that the tuned model is evaluated with; stored with it.
+        generation: how the tuned model is evaluated; stored with it.
         run_id: tracking run to write into checkpoints; ``None`` without tracking.
     """
 
@@ -66,7 +67,7 @@ class TrainingSettings:
     label_map: dict[str, int] | None = None
     rendering: RenderingRecord = field(default_factory=RenderingRecord)
     attention: str = "auto"
-    num_beams: int = 1
+    generation: GenerationParameters = field(default_factory=GenerationParameters)
     run_id: str | None = None
 
 

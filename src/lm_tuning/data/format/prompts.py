@@ -212,7 +212,11 @@ def _conventional_mapping(header: Header, format: str, *, task: str, learned: st
     )
     sides = [set(one.used_columns) for one in found]
     # Text alone is running text, as it is in training, unless the model is known to have learned something else.
-    if "text" in by_name and task != SEQ2SEQ_LM and (not found or (not full and sides == [{"text"}] and learned is None)):
+    if (
+        "text" in by_name
+        and task != SEQ2SEQ_LM
+        and (not found or (not full and sides == [{"text"}] and learned is None))
+    ):
         found = [ColumnMapping(TEXT, {"text": "text"})]
     has = f"{header.path} has the columns {list_columns(header.columns)}"
     if not found:

@@ -53,7 +53,7 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
     # The config alone: loading the weights only to refuse them would take minutes for a large model.
     config = check_model(**location_of(base_model), task=task)
     if evaluate.num_generate_rows and task != "sequence_classification":
-        check_answer_room(config, max_new_tokens=evaluate.max_new_tokens)
+        check_answer_room(config, max_new_tokens=evaluate.generation.max_new_tokens)
     logger.info("Base model: %s (digest %s)", base_model["name_or_path"], base_model["digest"])
     return base_model
 

@@ -56,7 +56,7 @@ def train_model(
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
     from lm_tuning.training.settings import TrainingPaths
 
-    groups = TrainingGroups(train, model, seed, task, evaluate.num_beams)
+    groups = TrainingGroups(train, model, seed, task, evaluate.generation)
     settings = _settle(tokenized_examples, base_model, groups, live_health, run_id=metric_stream.run_id)
     paths = TrainingPaths(tokens=tokenized_examples, checkpoints=checkpoints, plans=batch_plans)
     return _name_outputs(_train(paths, settings, metric_stream, live_health))

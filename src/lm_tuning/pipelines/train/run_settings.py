@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import BaseModelRecord, RenderingRecord
-from lm_tuning.parameters import ModelParameters, TrainParameters
+from lm_tuning.parameters import GenerationParameters, ModelParameters, TrainParameters
 from lm_tuning.parameters.base import TaskName
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ class TrainingGroups:
         model: group ``model``.
         seed: of the run.
         task: the ``task`` parameter.
-        num_beams: ``evaluate.num_beams``, stored with the tuned model.
+        generation: ``evaluate.generation``, stored with the tuned model.
     """
 
     train: TrainParameters
     model: ModelParameters
     seed: int
     task: TaskName
-    num_beams: int = 1
+    generation: GenerationParameters = field(default_factory=GenerationParameters)
 
 
 def gather_settings(
@@ -92,7 +92,7 @@ def gather_settings(
         label_map=tokens["label_map"],
         rendering=_rendering(tokens),
         attention=model.attention,
-        num_beams=groups.num_beams,
+        generation=groups.generation,
         run_id=run_id,
     )
     if train.eval_every_steps is not None and not len(open_split(tokenized_examples, "validation")):
