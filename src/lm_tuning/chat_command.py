@@ -31,7 +31,8 @@ def chat_with_models(
     # Warnings stay; what a run logs of its steps would stand between the turns.
     logging.disable(logging.INFO)
     with KedroSession.create(project_path=root, env=env, runtime_params=params) as session:
-        context = session.load_context()  # whose hooks check the parameters and set threads, as for a run
+        # Its hooks check the parameters and set threads, as for a run.
+        context = session.load_context()  # type: ignore[attr-defined]  # of the kind that create() makes
         parameters = settle_parameters(context).parameters
         tuned_folder: Path = context.catalog.load("tuned_model")
     from lm_tuning.answering.chat import open_chat

@@ -106,7 +106,8 @@ class Chat:
         self._num_asked = 0
         self._question = ""
         self._num_turns: list[int] = []
-        columns = template_columns(template) if template else []
+        # That of running text makes whole texts, and what is typed is the beginning of one.
+        columns = template_columns(template) if template and wording.learned != TEXT else []
         self._column = columns[0] if len(columns) == 1 else None
         self._mapping = self._choose_mapping()
         if system and self._mapping.format == TEXT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,18 @@ from typing import Any
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, own_first_id
-from lm_tuning.models.loading import load_tokenizer, read_config
-from lm_tuning.models.record import TuningRecord, location_of
-from lm_tuning.models.tuned import load_base, load_tuned, merge_adapter, read_tuning
+from lm_tuning.models.loading import load_model, load_tokenizer, read_config
+from lm_tuning.models.quantization import Quantization
+from lm_tuning.models.record import QuantizationRecord, TuningRecord, location_of
+from lm_tuning.models.tuned import attach_adapter, load_base, merge_adapter, read_tuning
+from lm_tuning.parameters.evaluate import QuantizationName
 from lm_tuning.storage.digests import digest_files, digest_values
+
+HELD: Mapping[str, QuantizationRecord] = {
+    "int8": {"bits": 8},
+    "nf4": {"bits": 4, "quant_type": "nf4", "double_quant": True},
+}
+"""How weights are held, by the value of ``generate.quantization``."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +75,16 @@ def find_asked_model(folder: Path) -> AskedModel:
     return AskedModel(Path(folder), tuning, load_tokenizer(here), config)
 
 
-def load_asked(asked: AskedModel, settings: EvaluationSettings, *, name: str) -> Any:
+def load_asked(
+    asked: AskedModel, settings: EvaluationSettings, *, name: str, quantization: QuantizationName = "none"
+) -> Any:
     """Load the weights that answer.
 
     Args:
         asked: see :func:`find_asked_model`.
         settings: device and dtypes, see ``choose_settings``.
         name: ``tuned`` or ``base``.
+        quantization: bits of the weights while answering; ``none`` for those that the model was trained with.
 
     Returns:
         The model on its device, in evaluation mode, an adapter merged where that changes nothing.
@@ -80,14 +92,25 @@ def load_asked(asked: AskedModel, settings: EvaluationSettings, *, name: str) ->
     Raises:
         UserError: the weights, or those of the base, cannot be read.
     """
-    if name == "base":
-        return load_base(
-            asked.tuning,
-            pad_token_id=int(asked.tokenizer.pad_token_id),
-            compute_dtype=settings.compute_dtype,
+    tuning, pad_id = asked.tuning, int(asked.tokenizer.pad_token_id)
+    held: QuantizationRecord | None = HELD.get(quantization, tuning["quantization"])
+    if tuning["method"] == "full" and name == "tuned":
+        return load_model(
+            str(asked.folder.absolute()),
+            task=tuning["task"],
+            quantization=None if held is None else Quantization(**held, compute_dtype=settings.compute_dtype),
+            pad_token_id=pad_id,
             **settings.loading,
         )
-    model = load_tuned(asked.folder, **settings.loading)
+    base = load_base(
+        {**tuning, "quantization": held},
+        pad_token_id=pad_id,
+        compute_dtype=settings.compute_dtype,
+        **settings.loading,
+    )
+    if name == "base":
+        return base
+    model = attach_adapter(base, asked.folder)
     merge_adapter(model)
     return model
 

@@ -22,7 +22,7 @@ from lm_tuning.data.sources.describe import describe_named
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.settings import EvaluationSettings, choose_settings
 from lm_tuning.generation.answers import Answer, answer_text
-from lm_tuning.generation.generate import generate_answers
+from lm_tuning.generation.generate import Keys, generate_answers
 from lm_tuning.json_types import JsonObject
 from lm_tuning.models.structure import check_answer_room
 from lm_tuning.parameters.data import ColumnParameters, DataParameters, TokenizeParameters
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 STREAM_NAME = "generated"
 PROMPTS_NAME = "prompts.arrow"
 FACTS_NAME = "answered_by.json"
+KEYS = Keys("generate.generation.max_new_tokens", "generate.batch_rows", way_out="")
 _PROMPTS, _TOKENS = "Answering prompts", "Tokens of answers"
 ANSWERS_VERSION = 1
 """Raise it when the same prompts are asked in another way: answers of an earlier version are not gone on with."""
@@ -120,7 +121,12 @@ def answer_prompts(
     generate = settings.generate
     asked = find_asked_model(tuned_folder)
     files = _find_files(generate, settings.digest_cache)
-    check_answer_room(asked.config, max_new_tokens=generate.generation.max_new_tokens)
+    check_answer_room(
+        asked.config,
+        max_new_tokens=generate.generation.max_new_tokens,
+        key=KEYS.max_new_tokens,
+        way_out=KEYS.way_out,
+    )
     wording = read_wording(
         asked.tuning,
         asked.tokenizer,
@@ -174,9 +180,7 @@ def _read_as(settings: AnswerSettings, files: Sequence[SourceFile]) -> PromptSou
     return PromptSource(files, as_trained(data), max_rows=generate.max_rows)
 
 
-def _describe_work(
-    settings: AnswerSettings, asked: AskedModel, wording: Wording, source: PromptSource
-) -> dict[str, JsonObject | str | int | list[str]]:
+def _describe_work(settings: AnswerSettings, asked: AskedModel, wording: Wording, source: PromptSource) -> JsonObject:
     """Return all that the answers depend on; work is gone on with where it is the same."""
     generate, evaluation, data = settings.generate, settings.evaluation, source.data
     return {
@@ -184,7 +188,7 @@ def _describe_work(
         "prompts": [f"{file['path']} {file['digest']}" for file in source.files],
         "generate.model": generate.model,
         "tuned model": digest_model(asked.folder, cache=settings.digest_cache),
-        "base model": [asked.tuning["base"]["digest"], asked.tuning["base"]["tokenizer_digest"]],
+        "base model": f"{asked.tuning['base']['digest']} {asked.tuning['base']['tokenizer_digest']}",
         "generate.generation": cast(JsonObject, generate.generation.model_dump(mode="json")),
         "generate.quantization": generate.quantization,
         "generate.max_rows": str(generate.max_rows),
@@ -194,7 +198,9 @@ def _describe_work(
             "columns": cast(JsonObject, data.columns.model_dump()),
             **data.model_dump(include={"template", "format", "normalize", "delimiter", "field", "explode"}),
         },
-        "precision": [evaluation.device, evaluation.weights_dtype, evaluation.compute_dtype, evaluation.attention],
+        "precision": " ".join(
+            (evaluation.device, evaluation.weights_dtype, evaluation.compute_dtype, evaluation.attention)
+        ),
     }
 
 
@@ -252,7 +258,9 @@ class _AnswerRun:
             logger.info("All prompts are answered already.")
             return
         name = self._settings.generate.model
-        model = load_asked(self._asked, self._settings.evaluation, name=name)
+        model = load_asked(
+            self._asked, self._settings.evaluation, name=name, quantization=self._settings.generate.quantization
+        )
         ends = find_ends(self._asked, model, name=name, reference_ids=self._prompts.reference_ids)
         began = time.monotonic()
         self._on_progress(_PROMPTS, len(self._stream), self._prompts.record["num_prompts"], "prompts")
@@ -299,6 +307,7 @@ class _AnswerRun:
                 device=evaluation.device,
                 first_id=first_id,
                 special_ids=self._special,
+                keys=KEYS,
                 on_answer=keep,
                 on_progress=self._report,
             )

@@ -34,8 +34,8 @@ def talk(chat: Chat, console: Console | None = None, read: Callable[[], str | No
     console = console or Console(highlight=False, markup=False, emoji=False)
     is_terminal = console.is_terminal and sys.stdin.isatty()
     read = read or (_read_at_terminal if is_terminal else _read_line)
-    for line in chat.describe():
-        console.print(Text(visible(line), style="dim"), soft_wrap=True)
+    for told in chat.describe():
+        console.print(Text(visible(told), style="dim"), soft_wrap=True)
     if is_terminal:
         console.print(Text(f"{', '.join(_COMMANDS)}; Ctrl-C stops an answer, Ctrl-D ends.", style="dim"))
     while (line := read()) is not None:

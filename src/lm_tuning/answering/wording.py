@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from lm_tuning.data.example import example_settings, is_example
 from lm_tuning.data.format.columns import SEQ2SEQ_LM, TEXT
@@ -97,7 +97,7 @@ def read_wording(
             "on_altered_content": "warn",
         }
     )
-    return Wording(task=task, learned=cast("str | None", rendering.get("format")), settings=settings, room=room)
+    return Wording(task=task, learned=rendering.get("format"), settings=settings, room=room)
 
 
 def as_trained(data: DataParameters) -> DataParameters:

@@ -367,5 +367,9 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
 
 
 def _check_generation(parameters: Parameters) -> Iterator[Conflict]:
-    for keys, problem in find_generation_problems(parameters.evaluate.generation, "evaluate.generation"):
-        yield Conflict(keys, problem)
+    for group, generation in (
+        ("evaluate.generation", parameters.evaluate.generation),
+        ("generate.generation", parameters.generate.generation),
+    ):
+        for keys, problem in find_generation_problems(generation, group):
+            yield Conflict(keys, problem)
