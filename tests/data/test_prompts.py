@@ -65,6 +65,22 @@ def test_text_alone_is_what_the_model_was_tuned_on(learned: str | None, task: st
     assert choose(["text"], learned=learned, task=task).format == expected
 
 
+@pytest.mark.parametrize(
+    ("format", "available", "expected"),
+    [
+        ("text", ["text"], ("text", {"text": "text"})),
+        ("text", ["prompt"], ("text", {"text": "prompt"})),
+        ("text_label", ["sentence"], ("prompt_response", {"prompt": "sentence"})),
+        ("text_label", ["text", "label"], ("prompt_response", {"prompt": "text"})),
+        ("messages", ["prompt", "messages"], ("messages", {"messages": "messages"})),
+        ("prompt_response", ["prompt", "messages"], ("prompt_response", {"prompt": "prompt"})),
+    ],
+)
+def test_the_format_of_the_training_rows_decides(format: str, available: list[str], expected: Any) -> None:
+    mapping = choose(available, format=format)
+    assert (mapping.format, mapping.columns) == expected
+
+
 def test_what_was_tuned_on_text_goes_on_with_a_prompt() -> None:
     mapping = choose(["prompt"], learned="text")
     assert (mapping.format, mapping.columns) == ("text", {"text": "prompt"})

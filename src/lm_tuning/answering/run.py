@@ -175,7 +175,7 @@ def _read_as(settings: AnswerSettings, files: Sequence[SourceFile]) -> PromptSou
     """Settle how the prompts are read: by parameters of their own, or as the training rows."""
     generate, data = settings.generate, settings.data
     if generate.template is not None or generate.columns != ColumnParameters():
-        own = {"columns": generate.columns, "template": generate.template}
+        own = {"columns": generate.columns, "template": generate.template, "format": "auto"}
         return PromptSource(files, data.model_copy(update=own), group="generate", max_rows=generate.max_rows)
     return PromptSource(files, as_trained(data), max_rows=generate.max_rows)
 
@@ -192,7 +192,7 @@ def _describe_work(settings: AnswerSettings, asked: AskedModel, wording: Wording
         "generate.generation": cast(JsonObject, generate.generation.model_dump(mode="json")),
         "generate.quantization": generate.quantization,
         "generate.max_rows": str(generate.max_rows),
-        "seed": evaluation.seed,
+        "seed": evaluation.seed if generate.generation.do_sample else None,
         "wording": cast(JsonObject, wording.settings.model_dump(mode="json")),
         "reading": {
             "columns": cast(JsonObject, data.columns.model_dump()),

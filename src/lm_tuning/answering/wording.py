@@ -78,7 +78,8 @@ def read_wording(
     rendering, task = tuning["rendering"], tuning["task"]
     positions = position_limit(config)
     if task == SEQ2SEQ_LM:
-        room = positions or longest_text(tokenizer) or NO_LIMIT
+        # Without a table of positions it reads at least what it was tuned on.
+        room = positions or max(longest_text(tokenizer) or 0, tokenize.max_length_tokens)
     else:
         # Prompt and answer share the positions.
         room = NO_LIMIT if positions is None else positions - max_new_tokens

@@ -61,6 +61,8 @@ def choose_prompt_mapping(
             be asked in.
     """
     given = data.columns.model_dump(exclude_none=True)
+    if learned is None and data.format == TEXT:
+        learned = TEXT
     if given or data.template is not None:
         mapping = _given_mapping(given, data, header, group=group)
     else:
@@ -192,31 +194,18 @@ def _find_template_problems(template: str, format: str, column: str | None, *, g
 def _conventional_mapping(header: Header, format: str, *, task: str, learned: str | None) -> ColumnMapping:
     """Find the one reading whose usual columns are there; one that has an answer as well comes first."""
     by_name = {column.strip().lower(): column for column in header.columns}
-    asked = {PROMPT_RESPONSE} if task == SEQ2SEQ_LM else {PROMPT_RESPONSE, MESSAGES}
-    asked = {format} if format in (PROMPT_RESPONSE, MESSAGES) else asked if format == "auto" else set()
+    asked = {format} if format in (MESSAGES, TEXT_LABEL) else {PROMPT_RESPONSE}
+    if format == "auto" and task != SEQ2SEQ_LM:
+        asked.add(MESSAGES)
     known = [one for one in CONVENTIONS if one.format in asked]
     full = [one for one in known if by_name.keys() >= set(one.used_columns)]
-    open_ = [
-        replace(one, columns={part: one.columns[part] for part in one.columns if part != "response"}) for one in known
-    ]
-    found = (
-        []
-        if learned == TEXT and "text" in by_name
-        else _longest_of(
-            [
-                replace(one, columns={part: one.columns[part] for part in one.columns if part != "response"})
-                for one in full
-            ]
-            or [one for one in open_ if by_name.keys() >= set(one.used_columns)]
-        )
-    )
-    sides = [set(one.used_columns) for one in found]
+    found = _longest_of([_without_answer(one) for one in full])
+    if not found:
+        waiting = [_without_answer(one) for one in known]
+        found = _longest_of([one for one in waiting if by_name.keys() >= set(one.used_columns)])
     # Text alone is running text, as it is in training, unless the model is known to have learned something else.
-    if (
-        "text" in by_name
-        and task != SEQ2SEQ_LM
-        and (not found or (not full and sides == [{"text"}] and learned is None))
-    ):
+    is_text_alone = not full and learned is None and all(one.used_columns == ["text"] for one in found)
+    if "text" in by_name and task != SEQ2SEQ_LM and (learned == TEXT or is_text_alone):
         found = [ColumnMapping(TEXT, {"text": "text"})]
     has = f"{header.path} has the columns {list_columns(header.columns)}"
     if not found:
@@ -232,6 +221,13 @@ def _conventional_mapping(header: Header, format: str, *, task: str, learned: st
         appended=by_name[one.appended] if one.appended else None,
         read_off=header.path,
     )
+
+
+def _without_answer(mapping: ColumnMapping) -> ColumnMapping:
+    """Leave out the column that answers; a text whose answer is a class is a prompt."""
+    if mapping.format == TEXT_LABEL:
+        return replace(mapping, format=PROMPT_RESPONSE, columns={"prompt": mapping.columns["text"]})
+    return replace(mapping, columns={part: name for part, name in mapping.columns.items() if part != "response"})
 
 
 def _longest_of(found: list[ColumnMapping]) -> list[ColumnMapping]:
