@@ -16,8 +16,8 @@ from lm_tuning.parameters.data import DataParameters
 PATH = "prompts.jsonl"
 
 
-def choose(available: list[str], *, task: str = "causal_lm", learned: str | None = None, **data: Any) -> ColumnMapping:
-    return choose_prompt_mapping(Header(available, PATH), DataParameters(**data), task=task, learned=learned)
+def choose(available: list[str], *, task: str = "causal_lm", tuned_on: str | None = None, **data: Any) -> ColumnMapping:
+    return choose_prompt_mapping(Header(available, PATH), DataParameters(**data), task=task, tuned_on=tuned_on)
 
 
 def problems_of(available: list[str], **settings: Any) -> str:
@@ -53,7 +53,7 @@ def test_conversations_come_before_the_prompt_that_they_begin_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("learned", "task", "expected"),
+    ("tuned_on", "task", "expected"),
     [
         (None, "causal_lm", "text"),
         ("text", "causal_lm", "text"),
@@ -61,8 +61,8 @@ def test_conversations_come_before_the_prompt_that_they_begin_with() -> None:
         (None, "seq2seq_lm", "prompt_response"),
     ],
 )
-def test_text_alone_is_what_the_model_was_tuned_on(learned: str | None, task: str, expected: str) -> None:
-    assert choose(["text"], learned=learned, task=task).format == expected
+def test_text_alone_is_what_the_model_was_tuned_on(tuned_on: str | None, task: str, expected: str) -> None:
+    assert choose(["text"], tuned_on=tuned_on, task=task).format == expected
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_the_format_of_the_training_rows_decides(format: str, available: list[st
 
 
 def test_what_was_tuned_on_text_goes_on_with_a_prompt() -> None:
-    mapping = choose(["prompt"], learned="text")
+    mapping = choose(["prompt"], tuned_on="text")
     assert (mapping.format, mapping.columns) == ("text", {"text": "prompt"})
-    assert "running text" in problems_of(["messages"], learned="text")
+    assert "running text" in problems_of(["messages"], tuned_on="text")
 
 
 def test_a_template_and_named_columns_count_as_for_training_rows() -> None:

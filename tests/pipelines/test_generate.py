@@ -149,7 +149,7 @@ def test_the_run_is_in_mlflow_with_its_figures_settings_and_answers(project: Pro
     ]
 
 
-def test_answers_in_the_file_are_left_out_and_other_shapes_of_a_prompt_are_asked_alike(project: Project) -> None:
+def test_answers_in_the_file_are_left_out_and_other_shapes_are_asked_alike(project: Project) -> None:
     expected = plain_answers(project, [asked(question) for question in QUESTIONS])
     with_answers = [{"prompt": question, "response": "no"} for question in QUESTIONS]
     project.run(prompts=project.write("answered.jsonl", *with_answers))
@@ -166,7 +166,7 @@ def test_answers_in_the_file_are_left_out_and_other_shapes_of_a_prompt_are_asked
     assert project.answers() == expected
 
 
-def test_an_instruction_with_its_input_and_earlier_turns_are_asked_as_they_are_trained_on(project: Project) -> None:
+def test_instructions_and_earlier_turns_are_asked_as_in_training(project: Project) -> None:
     rows = [{"instruction": "add", "input": "1 2", "output": "3"}, {"instruction": "hello", "input": "", "output": "x"}]
     project.run(prompts=project.write("instructions.jsonl", *rows))
     assert project.answers() == plain_answers(project, [asked("add\n\n1 2"), asked("hello")])

@@ -107,7 +107,7 @@ class Chat:
         self._question = ""
         self._num_turns: list[int] = []
         # That of running text makes whole texts, and what is typed is the beginning of one.
-        columns = template_columns(template) if template and wording.learned != TEXT else []
+        columns = template_columns(template) if template and wording.tuned_on != TEXT else []
         self._column = columns[0] if len(columns) == 1 else None
         self._mapping = self._choose_mapping()
         if system and self._mapping.format == TEXT:
@@ -130,7 +130,7 @@ class Chat:
             how = f"type the whole prompt, in the wording that it was tuned with: {self._template!r}"
         else:
             how = "what you type is the whole prompt"
-        why = "An encoder-decoder" if self._wording.task == "seq2seq_lm" else "Without a chat template the model"
+        why = "An encoder-decoder" if self._wording.reads_apart else "Without a chat template the model"
         return [*lines, f"{why} answers each prompt by itself and remembers none: {how}."]
 
     def reset(self) -> None:
@@ -183,7 +183,7 @@ class Chat:
         if self.is_conversation:
             return ColumnMapping(MESSAGES, {"messages": "messages"})
         system = {"system": "system"} if self._system else {}
-        format, part = (TEXT, "text") if self._wording.learned == TEXT else (PROMPT_RESPONSE, "prompt")
+        format, part = (TEXT, "text") if self._wording.tuned_on == TEXT else (PROMPT_RESPONSE, "prompt")
         # More columns than one cannot be typed in a line: then the whole prompt is.
         if self._column is not None:
             return ColumnMapping(format, system, self._template)
@@ -262,7 +262,7 @@ def _load(
 
 def _reference_ids(asked: AskedModel, wording: Wording) -> list[int]:
     """Return the tokens of an answer as a training row has it, its end included."""
-    format = PROMPT_RESPONSE if wording.learned != TEXT else TEXT
+    format = PROMPT_RESPONSE if wording.tuned_on != TEXT else TEXT
     mapping = ColumnMapping(format, {"text": "text"} if format == TEXT else {"prompt": "prompt"})
     example = prompt_reader(mapping, normalize=True)({"text": "Hello", "prompt": "Hello"})
     with PromptTokenizer(asked.tokenizer, wording, mapping) as prompts:

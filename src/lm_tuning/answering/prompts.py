@@ -78,7 +78,7 @@ def write_prompts(
     """
     rows, data = _open_files(source), source.data
     mapping = choose_prompt_mapping(
-        rows[0].header, data, task=wording.task, learned=wording.learned, group=source.group
+        rows[0].header, data, task=wording.task, tuned_on=wording.tuned_on, group=source.group
     )
     _check_others(rows[1:], mapping, source.group)
     with PromptTokenizer(tokenizer, wording, mapping) as prompts, RowWriter(path, PROMPT_SCHEMA) as writer:

@@ -24,15 +24,20 @@ class Wording:
 
     Attributes:
         task: ``causal_lm`` or ``seq2seq_lm``.
-        learned: format of the rows that it was tuned on; ``None`` where its record does not say.
-        settings: the ``tokenize`` parameters, with what was recorded while training in their place.
+        tuned_on: format of the rows that it was tuned on; ``None`` where its record does not say.
+        settings: the ``tokenize`` parameters, but for what was recorded while training.
         room: tokens that a prompt may have.
     """
 
     task: str
-    learned: str | None
+    tuned_on: str | None
     settings: TokenizeParameters
     room: int
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether the model is an encoder-decoder, which reads a prompt by itself."""
+        return self.task == SEQ2SEQ_LM
 
     def holds_conversations(self, tokenizer: Any) -> bool:
         """Return whether the model answers turn after turn: it has a chat template and was not tuned without it.
@@ -40,7 +45,7 @@ class Wording:
         Args:
             tokenizer: of the tuned model.
         """
-        return self.task != SEQ2SEQ_LM and self.learned != TEXT and bool(tokenizer.chat_template)
+        return not self.reads_apart and self.tuned_on != TEXT and bool(tokenizer.chat_template)
 
     def tokenizer_of(self, tokenizer: Any, format: str) -> TaskTokenizer:
         """Return what turns rows of a format into tokens, as the training rows were.
@@ -52,7 +57,7 @@ class Wording:
         Raises:
             UserError: the format needs a chat template, and there is none.
         """
-        if self.task == SEQ2SEQ_LM:
+        if self.reads_apart:
             return PairTokenizer(tokenizer, self.settings)
         settings = self.settings
         if format == TEXT or not tokenizer.chat_template:
@@ -98,7 +103,7 @@ def read_wording(
             "on_altered_content": "warn",
         }
     )
-    return Wording(task=task, learned=rendering.get("format"), settings=settings, room=room)
+    return Wording(task=task, tuned_on=rendering.get("format"), settings=settings, room=room)
 
 
 def as_trained(data: DataParameters) -> DataParameters:
