@@ -181,9 +181,9 @@ def test_instructions_and_earlier_turns_are_asked_as_in_training(project: Projec
 
 def test_the_template_of_the_training_rows_words_the_prompts(project: Project) -> None:
     name = project.write("fields.jsonl", {"x": "1"}, {"x": "2"})
-    project.run(prompts=name, data__template="{x} and?", data__columns__response="y")
+    project.run(prompts=name, data__template="'{x} and?'", data__columns__response="y")
     assert project.answers() == plain_answers(project, [asked("1 and?"), asked("2 and?")])
-    project.run(prompts=name, data__template="{z} and?", data__columns__response="y", template="{x} or?")
+    project.run(prompts=name, data__template="'{z}'", data__columns__response="y", template="'{x} or?'")
     assert [row["prompt"] for row in project.generated()] == ["1 or?", "2 or?"]
 
 
@@ -222,7 +222,7 @@ def test_bad_rows_are_named_together_before_any_answer(project: Project) -> None
             {"prompts": "prompts.jsonl", "generation__max_new_tokens": 600},
             ["generate.generation.max_new_tokens = 600 is too long"],
         ),
-        ({"prompts": "prompts.jsonl", "template": "{question}"}, ["generate.template names the column 'question'"]),
+        ({"prompts": "prompts.jsonl", "template": "'{question}'"}, ["generate.template names the column 'question'"]),
         ({"prompts": "prompts.jsonl", "model": "both"}, ["generate.model", "tuned"]),
         ({"prompts": "prompts.jsonl", "generation__temperature": 0.5}, ["generate.generation.do_sample"]),
     ],
