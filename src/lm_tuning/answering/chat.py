@@ -20,9 +20,8 @@ from lm_tuning.data.records import Cell, Row
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.settings import EvaluationSettings, choose_settings
 from lm_tuning.models.structure import check_answer_room
-from lm_tuning.models.tuned import load_tuned
 from lm_tuning.parameters import Parameters
-from lm_tuning.parameters.evaluate import EvaluateParameters
+from lm_tuning.parameters.evaluate import EvaluateParameters, QuantizationName
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.text.tokenizers.counts import DROPPED, SplitCounts
 
@@ -240,7 +239,7 @@ def open_chat(
     )
     reference_ids = _reference_ids(asked, wording)
     speakers = []
-    for name, model, as_itself in _load(asked, settings, who):
+    for name, model, as_itself in _load(asked, settings, who, parameters.generate.quantization):
         ends = find_ends(asked, model, name=name, reference_ids=reference_ids)
         answering = Answering(asked.tokenizer, generation, ends, settings.device, seed)
         speakers.append(Speaker(name, model, answering, as_itself))
@@ -249,14 +248,15 @@ def open_chat(
 
 
 def _load(
-    asked: AskedModel, settings: EvaluationSettings, who: str
+    asked: AskedModel, settings: EvaluationSettings, who: str, quantization: QuantizationName
 ) -> list[tuple[str, Any, Callable[[], AbstractContextManager[Any]]]]:
     """Load one model for both where the tuned one is an adapter, which is switched off for the base."""
-    if who != "both":
-        return [(who, load_asked(asked, settings, name=who), nullcontext)]
-    if asked.tuning["method"] == "full":
-        return [(name, load_asked(asked, settings, name=name), nullcontext) for name in ("base", "tuned")]
-    model = load_tuned(asked.folder, **settings.loading)
+    names = ("base", "tuned") if who == "both" else (who,)
+    if who != "both" or asked.tuning["method"] == "full":
+        return [
+            (name, load_asked(asked, settings, name=name, quantization=quantization), nullcontext) for name in names
+        ]
+    model = load_asked(asked, settings, name="tuned", quantization=quantization, merges=False)
     return [("base", model, model.disable_adapter), ("tuned", model, nullcontext)]
 
 

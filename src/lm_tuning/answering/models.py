@@ -76,7 +76,12 @@ def find_asked_model(folder: Path) -> AskedModel:
 
 
 def load_asked(
-    asked: AskedModel, settings: EvaluationSettings, *, name: str, quantization: QuantizationName = "none"
+    asked: AskedModel,
+    settings: EvaluationSettings,
+    *,
+    name: str,
+    quantization: QuantizationName = "none",
+    merges: bool = True,
 ) -> Any:
     """Load the weights that answer.
 
@@ -85,9 +90,10 @@ def load_asked(
         settings: device and dtypes, see ``choose_settings``.
         name: ``tuned`` or ``base``.
         quantization: bits of the weights while answering; ``none`` for those that the model was trained with.
+        merges: add an adapter to the weights, which makes it fast; else it can be switched off.
 
     Returns:
-        The model on its device, in evaluation mode, an adapter merged where that changes nothing.
+        The model on its device, in evaluation mode.
 
     Raises:
         UserError: the weights, or those of the base, cannot be read.
@@ -111,7 +117,8 @@ def load_asked(
     if name == "base":
         return base
     model = attach_adapter(base, asked.folder)
-    merge_adapter(model)
+    if merges:
+        merge_adapter(model)
     return model
 
 
