@@ -135,7 +135,7 @@ def test_a_wrong_value_names_key_value_and_what_is_allowed(
             "tokenize.xyzzy: there is no such key. Keys of tokenize: max_length_tokens, max_target_",
         ),
         ({"xyzzy": 1}, "xyzzy: there is no such key. Keys of the top level: seed, output, task, model, environment"),
-        ({"evaluate": {5: 1}}, "evaluate[5]: there is no such key. Keys of evaluate: max_loss_rows"),
+        ({"evaluate": {5: 1}}, "evaluate[5]: there is no such key. Keys of evaluate: split, max_loss_rows"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_known_one(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.answering.models import AskedModel, find_asked_model, find_ends, load_asked
+from lm_tuning.answering.models import AskedModel, check_bits, find_asked_model, find_ends, load_asked
 from lm_tuning.answering.streaming import Answering, stream_answer
 from lm_tuning.answering.tokenizing import PromptTokenizer
 from lm_tuning.answering.wording import Wording, as_trained, read_wording
@@ -231,9 +231,10 @@ def open_chat(
         generation = generation.model_copy(update={"max_new_tokens": max_new_tokens})
     asked = find_asked_model(tuned_folder)
     key = "generate.generation.max_new_tokens" if max_new_tokens is None else "--max-new-tokens"
-    check_answer_room(asked.config, max_new_tokens=generation.max_new_tokens, key=key, way_out="")
+    check_answer_room(asked.config, max_new_tokens=generation.max_new_tokens, key=key, instead="")
     seed = parameters.seed if generation.seed is None else generation.seed
     settings = choose_settings(tuned_folder, EvaluateParameters(), parameters.model, parameters.environment, seed=seed)
+    check_bits(parameters.generate.quantization, settings)
     wording = read_wording(
         asked.tuning, asked.tokenizer, asked.config, parameters.tokenize, max_new_tokens=generation.max_new_tokens
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,12 @@ from typing import Any
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, own_first_id
-from lm_tuning.models.loading import load_model, load_tokenizer, read_config
-from lm_tuning.models.quantization import Quantization
-from lm_tuning.models.record import QuantizationRecord, TuningRecord, location_of
-from lm_tuning.models.tuned import attach_adapter, load_base, merge_adapter, read_tuning
+from lm_tuning.models.loading import load_tokenizer, read_config
+from lm_tuning.models.quantization import check_quantization, choose_quantization
+from lm_tuning.models.record import TuningRecord, location_of
+from lm_tuning.models.tuned import load_base, load_tuned, merge_adapter, read_tuning
 from lm_tuning.parameters.evaluate import QuantizationName
 from lm_tuning.storage.digests import digest_files, digest_values
-
-HELD: Mapping[str, QuantizationRecord] = {
-    "int8": {"bits": 8},
-    "nf4": {"bits": 4, "quant_type": "nf4", "double_quant": True},
-}
-"""How weights are held, by the value of ``generate.quantization``."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +68,21 @@ def find_asked_model(folder: Path) -> AskedModel:
     return AskedModel(Path(folder), tuning, load_tokenizer(here), config)
 
 
+def check_bits(quantization: QuantizationName, settings: EvaluationSettings) -> None:
+    """Refuse to hold weights in fewer bits where that cannot be done, before anything is read.
+
+    Args:
+        quantization: ``generate.quantization``.
+        settings: the device.
+
+    Raises:
+        UserError: bitsandbytes is missing, or does not run on the device.
+    """
+    key = "generate.quantization"
+    if quantization != "none":
+        check_quantization(settings.device, setting=f"{key} = {quantization}", instead=f"{key} = none")
+
+
 def load_asked(
     asked: AskedModel,
     settings: EvaluationSettings,
@@ -98,25 +106,16 @@ def load_asked(
     Raises:
         UserError: the weights, or those of the base, cannot be read.
     """
-    tuning, pad_id = asked.tuning, int(asked.tokenizer.pad_token_id)
-    held: QuantizationRecord | None = HELD.get(quantization, tuning["quantization"])
-    if tuning["method"] == "full" and name == "tuned":
-        return load_model(
-            str(asked.folder.absolute()),
-            task=tuning["task"],
-            quantization=None if held is None else Quantization(**held, compute_dtype=settings.compute_dtype),
-            pad_token_id=pad_id,
+    held = choose_quantization(quantization, compute_dtype=settings.compute_dtype)
+    if name == "base":
+        return load_base(
+            asked.tuning,
+            pad_token_id=int(asked.tokenizer.pad_token_id),
+            compute_dtype=settings.compute_dtype,
+            quantization=held,
             **settings.loading,
         )
-    base = load_base(
-        {**tuning, "quantization": held},
-        pad_token_id=pad_id,
-        compute_dtype=settings.compute_dtype,
-        **settings.loading,
-    )
-    if name == "base":
-        return base
-    model = attach_adapter(base, asked.folder)
+    model = load_tuned(asked.folder, quantization=held, **settings.loading)
     if merges:
         merge_adapter(model)
     return model

@@ -41,7 +41,10 @@ class PromptsRecord(TypedDict):
 
 
 class AnswersRecord(TypedDict):
-    """``generation.json``: figures of all answers. Speed is that of this run, which may have gone on after another."""
+    """``generation.json``: figures of all answers. Speed is that of this run, which may have gone on after another.
+
+    ``weights_bytes`` is the memory of the weights; None where no prompt was left to answer.
+    """
 
     model: str
     model_folder: str
@@ -57,6 +60,7 @@ class AnswersRecord(TypedDict):
     mean_tokens: float | None
     nats_per_token: float | None
     finish_reasons: dict[str, int]
+    weights_bytes: int | None
     seconds: float
     tokens_per_second: float | None
     answers_per_second: float | None

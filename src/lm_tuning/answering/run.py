@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 import pyarrow as pa
 
-from lm_tuning.answering.models import AskedModel, digest_model, find_asked_model, find_ends, load_asked
+from lm_tuning.answering.models import AskedModel, check_bits, digest_model, find_asked_model, find_ends, load_asked
 from lm_tuning.answering.prompts import PromptSource, read_prompt_batches, write_prompts
 from lm_tuning.answering.records import AnswersRecord, GeneratedRow, PromptsWritten
 from lm_tuning.answering.wording import Wording, as_trained, read_wording
@@ -24,6 +24,7 @@ from lm_tuning.evaluation.settings import EvaluationSettings, choose_settings
 from lm_tuning.generation.answers import Answer, answer_text
 from lm_tuning.generation.generate import Keys, generate_answers
 from lm_tuning.json_types import JsonObject
+from lm_tuning.models.quantization import weight_bytes
 from lm_tuning.models.structure import check_answer_room
 from lm_tuning.parameters.data import ColumnParameters, DataParameters, TokenizeParameters
 from lm_tuning.parameters.evaluate import EvaluateParameters
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 STREAM_NAME = "generated"
 PROMPTS_NAME = "prompts.arrow"
 FACTS_NAME = "answered_by.json"
-KEYS = Keys("generate.generation.max_new_tokens", "generate.batch_rows", way_out="")
+KEYS = Keys("generate.generation.max_new_tokens", "generate.batch_rows", instead="")
 _PROMPTS, _TOKENS = "Answering prompts", "Tokens of answers"
 ANSWERS_VERSION = 1
 """Raise it when the same prompts are asked in another way: answers of an earlier version are not gone on with."""
@@ -121,11 +122,12 @@ def answer_prompts(
     generate = settings.generate
     asked = find_asked_model(tuned_folder)
     files = _find_files(generate, settings.digest_cache)
+    check_bits(generate.quantization, settings.evaluation)
     check_answer_room(
         asked.config,
         max_new_tokens=generate.generation.max_new_tokens,
         key=KEYS.max_new_tokens,
-        way_out=KEYS.way_out,
+        instead=KEYS.instead,
     )
     wording = read_wording(
         asked.tuning,
@@ -247,6 +249,7 @@ class _AnswerRun:
         self._num_before = len(stream)
         self._num_tokens = self._num_tokens_before = 0
         self._seconds = 0.0
+        self._weights_bytes: int | None = None
 
     def answer_all(self) -> None:
         """Load the model and answer; without a prompt that waits no weights are loaded.
@@ -261,6 +264,7 @@ class _AnswerRun:
         model = load_asked(
             self._asked, self._settings.evaluation, name=name, quantization=self._settings.generate.quantization
         )
+        self._weights_bytes = weight_bytes(model)
         ends = find_ends(self._asked, model, name=name, reference_ids=self._prompts.reference_ids)
         began = time.monotonic()
         self._on_progress(_PROMPTS, len(self._stream), self._prompts.record["num_prompts"], "prompts")
@@ -358,6 +362,7 @@ class _AnswerRun:
             "mean_tokens": num_tokens / len(self._stream) if len(self._stream) else None,
             "nats_per_token": nats / num_with_log if num_with_log else None,
             "finish_reasons": dict(sorted(reasons.items())),
+            "weights_bytes": self._weights_bytes,
             "seconds": self._seconds,
             "tokens_per_second": per_second["tokens"] / self._seconds if self._seconds else None,
             "answers_per_second": per_second["answers"] / self._seconds if self._seconds else None,

@@ -27,8 +27,10 @@ from lm_tuning.evaluation.records import (
 )
 from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.evaluation.usage import Stopwatch, Usage
 from lm_tuning.generation.answers import Answer, FinishReason, answer_text
 from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, generate_answers, own_first_id
+from lm_tuning.models.quantization import weight_bytes
 from lm_tuning.models.record import TuningRecord
 from lm_tuning.models.tuned import merge_adapter
 from lm_tuning.progress import OnProgress
@@ -123,12 +125,14 @@ class Measurement:
         answers: the generated text for each prompt, in their order.
         finish_reasons: why each answer ended; empty where an earlier version measured and did not note it.
         log_probs: logarithm of each answer's probability, ``None`` where nobody knows; empty as the reasons are.
+        usage: what it took, which is not stored; ``None`` for a measurement of an earlier run.
     """
 
     loss: HeldOutLoss
     answers: list[str]
     finish_reasons: list[FinishReason] = field(default_factory=list)
     log_probs: list[float | None] = field(default_factory=list)
+    usage: Usage | None = None
 
     def to_json(self) -> MeasurementRecord:
         """Return plain values, from which :meth:`from_json` makes the same measurement."""
@@ -192,11 +196,13 @@ def measure_model(
     settings = job.settings
     wanted_rows = settings.evaluate.generate_batch_rows
     answers: list[Answer] = []
+    watch = Stopwatch(settings.device)
     # Of the text part, which is the whole config for a model of text alone.
     num_classes = model.config.get_text_config().vocab_size
-    held_out = measure_loss(
-        job, model, tokenizer, rows.loss_rows, num_classes=num_classes, label=f"Held-out loss of the {name}"
-    )
+    with watch.timing("loss"):
+        held_out = measure_loss(
+            job, model, tokenizer, rows.loss_rows, num_classes=num_classes, label=f"Held-out loss of the {name}"
+        )
     if rows.prompts:
         # The settings of a base model may name another token than the one that ends these rows; those of a tuned model
         # were written from its rows when it was stored.
@@ -204,7 +210,7 @@ def measure_model(
         first_id = own_first_id(model) if has_own_ends else find_first_id(tokenizer, rows.prompts, stop_ids=stop_ids)
         # After the loss, which is of the model as it was trained; nothing else is measured of it afterwards.
         merge_adapter(model)
-        with autocast(settings.device, settings.compute_dtype):
+        with autocast(settings.device, settings.compute_dtype), watch.timing("answers"):
             answers = generate_answers(
                 model,
                 [prompt.input_ids for prompt in rows.prompts],
@@ -226,6 +232,11 @@ def measure_model(
         answers=[answer_text(tokenizer, answer) for answer in answers],
         finish_reasons=[answer.finish_reason for answer in answers],
         log_probs=[answer.log_prob for answer in answers],
+        usage=Usage(
+            weights_bytes=weight_bytes(model),
+            loss_tokens_per_second=watch.speed("loss", int(job.table.lengths[rows.loss_rows].sum())),
+            answer_tokens_per_second=watch.speed("answers", sum(len(answer.ids) for answer in answers)),
+        ),
     )
 
 

@@ -24,6 +24,7 @@ from lm_tuning.evaluation.base import (
     measure_model,
     stage_base_evaluation,
 )
+from lm_tuning.evaluation.quantized import check_quantized, compare_quantized, measure_quantized
 from lm_tuning.evaluation.records import (
     LanguageAnswer,
     LanguageEvaluation,
@@ -74,6 +75,7 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         stored = job.base_cache.find(key) or _stage(job, key, None)
         figures = NOTHING_MEASURED.figures([])[0]
         return Comparison(_describe(job, 0, figures, figures, samples=[]), [], ANSWER_COLUMNS, stored)
+    check_quantized(job)
     where = location_of(base)
     tokenizer = load_tokenizer(**where)
     rows = choose_held_out(job, tokenizer)
@@ -117,6 +119,14 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     shown = [samples[index] for index in choose_rows(len(samples), evaluate.num_samples, settings.seed)]
     result = _describe(job, before.loss.num_rows, base_figures, tuned_figures, samples=shown)
     result["generation"] = describe_generation(evaluate.generation, seed=settings.seed)
+    if evaluate.quantization != "none":
+        quantized = measure_quantized(job, tokenizer, rows, has_own_ends=_has_own_ends(job))
+        _free_memory(settings.device)
+        result["quantized"] = compare_quantized(
+            evaluate.quantization,
+            figures=(tuned_figures, quantized.figures(rows.references)[0]),
+            usage=(after.usage, quantized.usage),
+        )
     if not rows.prompts:
         result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
     return Comparison(result, answers, ANSWER_COLUMNS, stored)
@@ -195,12 +205,15 @@ def _measure_both(
     else:
         # The adapter goes into the base that is loaded already, which is no base any more from here on.
         tuned_model = attach_adapter(load() if base_model is None else base_model, job.tuned_folder)
-    # Models that an earlier version has tuned were stored with the settings of their base.
-    has_own_ends = tuning.get("stop_token_ids") is not None
-    after = measure_model(job, tuned_model, tokenizer, rows, name="tuned model", has_own_ends=has_own_ends)
+    after = measure_model(job, tuned_model, tokenizer, rows, name="tuned model", has_own_ends=_has_own_ends(job))
     del base_model, tuned_model
     _free_memory(settings.device)
     return before, after, stored
+
+
+def _has_own_ends(job: EvaluationJob) -> bool:
+    # Models that an earlier version has tuned were stored with the settings of their base.
+    return job.tuning.get("stop_token_ids") is not None
 
 
 def _stage(job: EvaluationJob, key: str, measurement: Measurement | None) -> StagedFolder:

@@ -81,6 +81,28 @@ class LanguageAnswer(LanguageSample):
     tuned_log_prob: float | None
 
 
+class ModelUsage(TypedDict):
+    """What one model took: memory in bytes, tokens per second; ``None`` where there was nothing to do."""
+
+    weights_bytes: int
+    loss_tokens_per_second: float | None
+    answer_tokens_per_second: float | None
+
+
+class QuantizedEvaluation(TypedDict):
+    """The tuned model with its weights in fewer bits, against itself as it was trained."""
+
+    quantization: Literal["int8", "nf4"]
+    figures: LanguageFigures
+    usage: ModelUsage
+    unquantized_usage: ModelUsage
+    # By how much the loss rose, as a share of the one as trained; by how much ROUGE-L rose.
+    nats_per_token_rise_fraction: float | None
+    rouge_l_difference: float | None
+    weights_bytes_fraction: float
+    answer_speed_factor: float | None
+
+
 class ClassFigures(TypedDict):
     """What a classifier reaches; ``None`` where nothing was measured, or where no finite number came out."""
 
@@ -181,6 +203,8 @@ class LanguageEvaluation(EvaluationContext):
     generation: NotRequired[str]
     # Why no row was answered; missing where some were.
     no_answers: NotRequired[str]
+    # Missing where evaluate.quantization is none.
+    quantized: NotRequired[QuantizedEvaluation]
 
 
 class ClassEvaluation(EvaluationContext):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from lm_tuning.data.split.class_shares import name_tied
+from lm_tuning.evaluation.quantized import quantized_section
 from lm_tuning.evaluation.records import (
     ClassEvaluation,
     ConstantFigures,
@@ -52,6 +53,9 @@ def compose_report(result: EvaluationRecord, facts: TrainingFacts) -> Report:
     base, sections = "Base", []
     if result["task"] == "sequence_classification":
         base, sections = "Majority class", list(_class_sections(result))
+    quantized = quantized_section(result)
+    if quantized is not None:
+        sections.append(quantized)
     if result["samples"]:
         sections.append(Section("samples", "Samples", list(_samples(result))))
     return Report(

@@ -11,6 +11,7 @@ from lm_tuning.evaluation.classes import compare_with_majority
 from lm_tuning.evaluation.language import compare_language_models
 from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.models.tuned import read_tuning
+from lm_tuning.parameters.evaluate import HeldOutChoice
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.threads import heap_set_aside
 from lm_tuning.storage.folders import FolderStore, read_manifest
@@ -29,7 +30,7 @@ def evaluate_models(
     *,
     on_progress: OnProgress = ignore_progress,
 ) -> Comparison:
-    """Measure base and tuned model on the test split, or on the validation split when there is no test row.
+    """Measure base and tuned model on held-out rows: the split that ``evaluate.split`` says.
 
     The base model's measurement is reused while the model, the rows and the settings that decide it stay. For an
     adapter the base is loaded once and gets the adapter afterwards; otherwise one model is loaded after the other. A
@@ -51,7 +52,7 @@ def evaluate_models(
     tuning = read_tuning(tuned_folder)
     tokens_key = read_manifest(tokens_folder)["key"]
     _check_tokens(tuned_folder, tuning.get("tokens_key"), tokens_key)
-    split, table = choose_split(tokens_folder)
+    split, table = choose_split(tokens_folder, settings.evaluate.split)
     job = EvaluationJob(
         settings=settings,
         tuning=tuning,
@@ -72,18 +73,31 @@ def evaluate_models(
     return compared
 
 
-def choose_split(tokens_folder: Path) -> tuple[str | None, TokenTable]:
-    """Choose the split to evaluate: ``test`` if it has supervised rows, else ``validation``.
+def choose_split(tokens_folder: Path, wanted: HeldOutChoice = "auto") -> tuple[str | None, TokenTable]:
+    """Choose the split to evaluate.
+
+    Args:
+        tokens_folder: a published folder of tokenized splits.
+        wanted: ``validation``, ``test``, or ``auto``: ``test`` if it has supervised rows, else ``validation``.
 
     Returns:
         The split's name, ``None`` when neither has any, and its table.
+
+    Raises:
+        UserError: the wanted split has no supervised row.
     """
-    table = open_split(tokens_folder, "test")
-    # By what is supervised and not by rows: of a row without any nothing can be measured.
-    if table.num_supervised.any():
-        return "test", table
-    table = open_split(tokens_folder, "validation")
-    return ("validation" if table.num_supervised.any() else None), table
+    names: tuple[str, ...] = ("test", "validation") if wanted == "auto" else (wanted,)
+    tables = {name: open_split(tokens_folder, name) for name in names}
+    for name, table in tables.items():
+        # By what is supervised and not by rows: of a row without any nothing can be measured.
+        if table.num_supervised.any():
+            return name, table
+    if wanted != "auto":
+        raise UserError(
+            f"evaluate.split = {wanted}, but that split has no row to evaluate on: set split.{wanted} or "
+            f"data.{wanted}_path and train again, or evaluate.split = auto."
+        )
+    return None, tables["validation"]
 
 
 def _check_tokens(tuned_folder: Path, trained_on: str | None, tokens_key: str) -> None:

@@ -1,4 +1,4 @@
-"""Say in words how answers are made."""
+"""Describe in words how answers are made."""
 
 from __future__ import annotations
 

@@ -120,12 +120,12 @@ class Keys:
     Attributes:
         max_new_tokens: the longest answer.
         batch_rows: prompts answered at once.
-        way_out: what else a user may do where answers are too long; empty for nothing.
+        instead: what else a user may do where answers are too long; empty for nothing.
     """
 
     max_new_tokens: str = "evaluate.generation.max_new_tokens"
     batch_rows: str = "evaluate.generate_batch_rows"
-    way_out: str = "evaluate.num_generate_rows = 0 to measure without answers"
+    instead: str = "evaluate.num_generate_rows = 0 to measure without answers"
 
 
 EVALUATION_KEYS = Keys()
@@ -254,7 +254,7 @@ def _make_room(
     """Cut prompts that leave no room for an answer in the model's positions, and say how many."""
     own = inner_model(model).config
     context = position_limit(own)
-    check_answer_room(own, max_new_tokens=generation.max_new_tokens, key=keys.max_new_tokens, way_out=keys.way_out)
+    check_answer_room(own, max_new_tokens=generation.max_new_tokens, key=keys.max_new_tokens, instead=keys.instead)
     # An encoder has its positions for the prompt alone; in a causal model prompt and answer share them.
     room = context if context is None or has_encoder(own) else context - generation.max_new_tokens
     # Those that fit are not copied.

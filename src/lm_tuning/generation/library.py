@@ -169,7 +169,7 @@ def _generate_batch(
     ]
 
 
-class _DrawnTokens(LogitsProcessor):  # type: ignore[misc]  # its base is not typed
+class _DrawnTokens(LogitsProcessor):
     """Leaves each row one token to choose from, drawn by the row's own random numbers."""
 
     def __init__(self, rules: LibraryRules, chosen: Sequence[int], num_given: int, device: torch.device | str) -> None:

@@ -75,7 +75,7 @@ def _num_tokens_before(tokenizer: Any, ids: Sequence[int], text: str, start: int
     """Return the most tokens whose text is a start of ``text`` and ends at ``start`` or before."""
     low, high = 0, len(ids)
     # The number of characters grows with the tokens, so the first one that is too many is found by halving; from there
-    # a few steps back lead to tokens that end with a whole character.
+    # it is a few steps back to the end of a whole character.
     while low < high:
         middle = (low + high + 1) // 2
         if len(decode(tokenizer, ids[:middle])) <= start:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from types import FunctionType
 from typing import Any, Literal
@@ -53,6 +53,20 @@ class Quantization:
         )
 
 
+QUANTIZED: Mapping[str, Quantization] = {"int8": Quantization(bits=8), "nf4": Quantization(bits=4, quant_type="nf4")}
+"""What ``evaluate.quantization`` and ``generate.quantization`` name, apart from ``none``."""
+
+
+def choose_quantization(name: str, *, compute_dtype: str) -> Quantization | None:
+    """Return how a model is held that is quantized for its answers; ``None`` for ``none``.
+
+    Args:
+        name: ``none``, ``int8`` or ``nf4``.
+        compute_dtype: type that 4-bit weights are multiplied in.
+    """
+    return None if name == "none" else replace(QUANTIZED[name], compute_dtype=compute_dtype)
+
+
 def import_bitsandbytes() -> None:
     """Import bitsandbytes, if it is installed, without torch's compiler.
 
@@ -93,34 +107,35 @@ def _compile_when_called(compile_now: Any) -> Any:
     return compile_later
 
 
-def check_quantization(device: str) -> None:
+def check_quantization(
+    device: str, *, setting: str = "train.method = qlora", instead: str = "train.method = lora"
+) -> None:
     """Refuse to quantize where that cannot be done, before weights are read.
 
     Args:
         device: where the weights go, for example ``cpu`` or ``cuda:0``.
+        setting: what asks for it, for messages.
+        instead: what to set where it cannot be done.
 
     Raises:
         UserError: bitsandbytes is missing, does not run on the device, or lacks the part that does.
     """
     if find_spec("bitsandbytes") is None:
         raise UserError(
-            "train.method = qlora needs the package bitsandbytes, which is not installed: pip install bitsandbytes, or "
-            "set train.method = lora."
+            f"{setting} needs the package bitsandbytes, which is not installed: pip install bitsandbytes, or set "
+            f"{instead}."
         )
     kind = device.partition(":")[0]
     if kind not in _DEVICES:
-        raise UserError(
-            f"train.method = qlora runs on {' and '.join(_DEVICES)}, and the device here is {kind}: set train.method = "
-            "lora."
-        )
+        raise UserError(f"{setting} runs on {' and '.join(_DEVICES)}, and the device here is {kind}: set {instead}.")
     import_bitsandbytes()
     from bitsandbytes import cextension
 
     # Without its compiled part bitsandbytes can be imported, and fails where that is called first.
     if isinstance(cextension.lib, cextension.ErrorHandlerMockBNBNativeLibrary):
         raise UserError(
-            "train.method = qlora needs the compiled part of bitsandbytes, which cannot be loaded here "
-            f"({cextension.lib.error_msg}): run `python -m bitsandbytes` to see why, or set train.method = lora."
+            f"{setting} needs the compiled part of bitsandbytes, which cannot be loaded here "
+            f"({cextension.lib.error_msg}): run `python -m bitsandbytes` to see why, or set {instead}."
         )
 
 
@@ -153,6 +168,22 @@ def quantized_bits(model: Any) -> int | None:
     """Return 4 or 8 for a model with layers held in so many bits, None for any other."""
     kinds = {type(module).__name__ for module in model.modules() if _is_quantized(module)}
     return None if not kinds else 8 if "Linear8bitLt" in kinds else 4
+
+
+def weight_bytes(model: Any) -> int:
+    """Return the memory of a model's weights in bytes, with the scales that quantized ones bring along.
+
+    Args:
+        model: wrapped or not.
+    """
+    num_bytes = 0
+    for weight in model.parameters():
+        num_bytes += weight.nbytes
+        # bitsandbytes keeps the scales of 4 bits in a state, itself quantized or not, and those of 8 bits by row.
+        state = getattr(weight, "quant_state", None)
+        parts = [getattr(part, "absmax", None) for part in (state, getattr(state, "state2", None))]
+        num_bytes += sum(part.nbytes for part in (*parts, getattr(weight, "SCB", None)) if part is not None)
+    return num_bytes
 
 
 def _is_quantized(module: Any) -> bool:

@@ -196,7 +196,7 @@ def check_answer_room(
     *,
     max_new_tokens: int,
     key: str = "evaluate.generation.max_new_tokens",
-    way_out: str = "evaluate.num_generate_rows = 0 to measure without answers",
+    instead: str = "evaluate.num_generate_rows = 0 to measure without answers",
 ) -> None:
     """Refuse answers that leave no room for a prompt in the positions of a model.
 
@@ -204,7 +204,7 @@ def check_answer_room(
         config: of transformers.
         max_new_tokens: longest answer.
         key: the parameter that says so.
-        way_out: what else a user may do; empty for nothing.
+        instead: what else a user may do; empty for nothing.
 
     Raises:
         UserError: they do not fit.
@@ -222,7 +222,7 @@ def check_answer_room(
     way = f"at most {most}" if reads_apart else f"at most {limit // 2}, which leaves half of them to the prompt"
     raise UserError(
         f"{key} = {max_new_tokens} is too long an answer: the model ({config.model_type}) has {limit} positions{why}. "
-        f"Set {key} to {way}{', or ' * bool(way_out)}{way_out}."
+        f"Set {key} to {way}{', or ' * bool(instead)}{instead}."
     )
 
 

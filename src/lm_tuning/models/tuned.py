@@ -68,6 +68,7 @@ def load_tuned(
     attention: str = "auto",
     device: str = "cpu",
     base: PreTrainedModel | None = None,
+    quantization: Quantization | None = None,
 ) -> Any:
     """Load a tuned model for evaluation, for the task that it was trained for.
 
@@ -77,6 +78,8 @@ def load_tuned(
         attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
         device: where the weights go.
         base: the base model when it is loaded already, for an adapter; it gets wrapped in place.
+        quantization: how the weights are held in place of as they were trained: all that were trained by ``full``, and
+            the base's beside an adapter, which stays as it is.
 
     Returns:
         A PEFT model (``lora``, ``qlora``: ``with model.disable_adapter():`` is the base, quantized as in training) or
@@ -89,7 +92,7 @@ def load_tuned(
     here = str(Path(folder).absolute())
     options = LoadingOptions(dtype=dtype, attention=attention, device=device)
     if tuning["method"] == "full":
-        return load_model(here, task=tuning["task"], **options)
+        return load_model(here, task=tuning["task"], quantization=quantization, **options)
     if base is None:
         base = load_base(
             tuning,
@@ -97,6 +100,7 @@ def load_tuned(
             label_map=read_label_map(folder) if tuning["task"] == "sequence_classification" else None,
             pad_token_id=int(load_tokenizer(here).pad_token_id),
             compute_dtype=dtype,
+            quantization=quantization,
             **options,
         )
     return attach_adapter(base, folder)
@@ -108,26 +112,30 @@ def load_base(
     pad_token_id: int,
     compute_dtype: str,
     label_map: dict[str, int] | None = None,
+    quantization: Quantization | None = None,
     **options: Unpack[LoadingOptions],
 ) -> PreTrainedModel:
-    """Load the base of a tuned model as its training saw it: quantized, if it was.
+    """Load the base of a tuned model as its training saw it: quantized, if it was, unless it is told otherwise.
 
     Args:
         tuning: how the tuned model was made.
         pad_token_id: id to pad with.
         compute_dtype: dtype of the arithmetic on quantized weights.
         label_map: id of each class by its name, for classification.
+        quantization: how the weights are held in place of as its training held them.
         **options: how the weights are held.
 
     Raises:
         UserError: the base cannot be loaded.
     """
     held = tuning["quantization"]
+    if quantization is None and held is not None:
+        quantization = Quantization(**held, compute_dtype=compute_dtype)
     return load_model(
         **location_of(tuning["base"]),
         task=tuning["task"],
         label_map=label_map,
-        quantization=None if held is None else Quantization(**held, compute_dtype=compute_dtype),
+        quantization=quantization,
         pad_token_id=pad_token_id,
         **options,
     )

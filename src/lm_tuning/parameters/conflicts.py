@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
+from lm_tuning.parameters.evaluate_checks import find_evaluate_problems
 from lm_tuning.parameters.generation import find_generation_problems
 from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.trainer_arguments import (
@@ -51,7 +52,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_split,
         _check_folds,
         _check_sources,
-        _check_generation,
+        _check_evaluate,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -366,10 +367,8 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
             )
 
 
-def _check_generation(parameters: Parameters) -> Iterator[Conflict]:
-    for group, generation in (
-        ("evaluate.generation", parameters.evaluate.generation),
-        ("generate.generation", parameters.generate.generation),
-    ):
-        for keys, problem in find_generation_problems(generation, group):
-            yield Conflict(keys, problem)
+def _check_evaluate(parameters: Parameters) -> Iterator[Conflict]:
+    for keys, problem in find_evaluate_problems(parameters):
+        yield Conflict(keys, problem)
+    for keys, problem in find_generation_problems(parameters.generate.generation, "generate.generation"):
+        yield Conflict(keys, problem)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, ParameterGroup
-from lm_tuning.parameters.generation import GenerationParameters
+from lm_tuning.parameters.generation import GenerationParameters, QuantizationName
 
-QuantizationName = Literal["none", "int8", "nf4"]
+HeldOutChoice = Literal["auto", "validation", "test"]
 
 
 class EvaluateParameters(ParameterGroup):
     """How much is measured on held-out rows, for the base model and for the tuned one."""
 
-    split: Literal["auto", "validation", "test"] = "auto"
+    split: HeldOutChoice = "auto"
     """Which held-out rows: auto takes test, and validation where test has none; validation is for choosing by it."""
 
     # The defaults of this group keep an evaluation on a CPU to minutes; recipes for a GPU raise them.

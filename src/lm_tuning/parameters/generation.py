@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -16,6 +16,9 @@ from lm_tuning.parameters.base import (
     read_scientific,
     write_value,
 )
+
+QuantizationName = Literal["none", "int8", "nf4"]
+"""How weights are held while answering: as they are, or in 8 or 4 bits by bitsandbytes."""
 
 PositiveFraction = Annotated[float, Field(gt=0, le=1), BeforeValidator(read_scientific)]
 FiniteNumber = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(read_scientific)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import BaseModelRecord, location_of
+from lm_tuning.parameters import EvaluateParameters, ModelParameters
 from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
-from lm_tuning.parameters.groups import EvaluateParameters, ModelParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines import DIGEST_CACHE
 from lm_tuning.progress import show_progress
