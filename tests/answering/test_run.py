@@ -86,7 +86,7 @@ def test_an_encoder_decoder_reads_prompts_as_the_libraries_do(tmp_path: Path) ->
         )
         expected.append(make_tokenizer(eos_token="<eos>").decode(made[0, 1:], skip_special_tokens=True))
     assert [row["answer"] for row in rows] == expected
-    assert record["num_answers"] == 2
+    assert record["figures"]["num_answers"] == 2
     beams, _ = answer(folder, tmp_path / "work", prompts, generation={"num_beams": 2})
     assert all(row["log_probability"] is None for row in beams)
 
@@ -102,7 +102,7 @@ def test_running_text_is_gone_on_with_and_keeps_its_end(tmp_path: Path, given: l
     assert len(given[1]) == 512 - 6
     assert given[1][0] == BOS
     assert given[1][-4:] == ids("xend")
-    assert (len(rows), record["prompts"]["num_shortened"]) == (2, 1)
+    assert (len(rows), record["figures"]["prompts"]["num_shortened"]) == (2, 1)
 
 
 def test_a_long_prompt_keeps_its_fixed_text_and_the_header_of_the_answer(
@@ -152,7 +152,7 @@ def test_rows_that_the_chat_template_refuses_are_bad_rows_like_others(tmp_path: 
     assert "p.jsonl, row 3:" in told
     rows, record = answer(folder, tmp_path / "work", prompts, data={"on_bad_row": "skip", "max_bad_fraction": 0.9})
     assert [row["row"] for row in rows] == [1]
-    assert record["prompts"]["num_skipped"] == 2
+    assert record["figures"]["prompts"]["num_skipped"] == 2
 
 
 def test_answers_end_at_a_stop_string_and_at_a_limit(tuned: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_answers_end_at_a_stop_string_and_at_a_limit(tuned: Path, tmp_path: Path
     [[cut], record] = answer(tuned, tmp_path / "work", prompts, generation={"stop_strings": [stop]})
     assert cut["finish_reason"] == "stop_string"
     assert cut["answer"] == whole["answer"][: whole["answer"].index(stop)]
-    assert record["finish_reasons"] == {"stop_string": 1}
+    assert record["figures"]["finish_reasons"] == {"stop_string": 1}
 
 
 def test_what_was_finished_and_not_moved_is_not_answered_again(
@@ -177,7 +177,7 @@ def test_what_was_finished_and_not_moved_is_not_answered_again(
     again, record = answer(tuned, tmp_path / "work", prompts)
     assert again == first
     assert len(given) == 2
-    assert (record["num_answered_before"], record["tokens_per_second"]) == (2, None)
+    assert (record["figures"]["num_answered_before"], record["figures"]["tokens_per_second"]) == (2, None)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])

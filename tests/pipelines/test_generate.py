@@ -78,7 +78,7 @@ class Project:
         return [row["answer"] for row in self.generated()]
 
     def figures(self) -> Any:
-        return json.loads((self.folder / "data/08_reporting/smoke/generation.json").read_text())
+        return json.loads((self.folder / "data/08_reporting/smoke/generation.json").read_text())["figures"]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,9 @@ def test_the_run_is_in_mlflow_with_its_figures_settings_and_answers(project: Pro
     run, *_ = client.search_runs(experiments, order_by=["attributes.start_time DESC"])
     assert run.info.status == "FINISHED"
     assert run.data.params["generate.generation.max_new_tokens"] == "6"
-    assert any(name.endswith("tokens_per_second") for name in run.data.metrics)
+    assert run.data.metrics["answers/num_answers"] == 2
+    assert run.data.metrics["answers/tokens_per_second"] > 0
+    assert {name.partition("/")[0] for name in run.data.metrics} == {"answers"}
     assert [artifact.path for artifact in client.list_artifacts(run.info.run_id, "generated")] == [
         "generated/generated.jsonl"
     ]

@@ -87,14 +87,14 @@ def write_prompts(
             collector.read(opened, on_progress)
     collector.settle(data)
     record: PromptsRecord = {
-        "reading": describe_mapping(mapping),
-        "format": mapping.format,
         "num_read": sum(file["rows_read"] for file in collector.files),
         "num_prompts": writer.num_rows,
         "num_skipped": sum(sum(file["rows_skipped"].values()) for file in collector.files),
         "num_shortened": sum(collector.counts.counts[reason] for reason in SHORTENED),
     }
-    return PromptsWritten(path, collector.files, record, collector.reference_ids)
+    return PromptsWritten(
+        path, collector.files, record, describe_mapping(mapping), mapping.format, collector.reference_ids
+    )
 
 
 def read_prompt_batches(path: Path) -> Iterator[pa.RecordBatch]:

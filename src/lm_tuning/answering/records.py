@@ -8,7 +8,6 @@ from typing import TypedDict
 
 from lm_tuning.data.records import FileRows
 from lm_tuning.json_types import JsonObject, JsonValue
-from lm_tuning.models.record import TuningRecord
 
 
 class GeneratedRow(TypedDict):
@@ -32,25 +31,19 @@ class GeneratedRow(TypedDict):
 class PromptsRecord(TypedDict):
     """What became of the rows of the prompt files."""
 
-    reading: str
-    format: str
     num_read: int
     num_prompts: int
     num_skipped: int
     num_shortened: int
 
 
-class AnswersRecord(TypedDict):
-    """``generation.json``: figures of all answers. Speed is that of this run, which may have gone on after another.
+class AnswerFigures(TypedDict):
+    """Numbers of all answers.
 
-    ``weights_bytes`` is the memory of the weights; None where no prompt was left to answer.
+    Speed is that of this run, which may have gone on after another; it and ``weights_bytes``, the memory of the
+    weights, are None where no prompt was left to answer.
     """
 
-    model: str
-    model_folder: str
-    base: str
-    quantization: str
-    generation: JsonObject
     prompts: PromptsRecord
     num_answers: int
     num_answered_now: int
@@ -66,6 +59,19 @@ class AnswersRecord(TypedDict):
     answers_per_second: float | None
 
 
+class AnswersRecord(TypedDict):
+    """``generation.json``: who answered what, how, and the figures, which MLflow gets as metrics."""
+
+    model: str
+    model_folder: str
+    base: str
+    quantization: str
+    generation: JsonObject
+    reading: str
+    format: str
+    figures: AnswerFigures
+
+
 @dataclass(frozen=True)
 class PromptsWritten:
     """A file of tokenized prompts.
@@ -74,25 +80,14 @@ class PromptsWritten:
         path: the file, see ``prompts.PROMPT_SCHEMA``.
         files: what became of the rows of each file, in the order of reading.
         record: the same in numbers.
+        reading: which columns were read as what.
+        format: of the prompts.
         reference_ids: tokens of a placeholder answer, its end included: they show how the model's answers end.
     """
 
     path: Path
     files: list[FileRows]
     record: PromptsRecord
+    reading: str
+    format: str
     reference_ids: list[int]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The model that is asked.
-
-    Attributes:
-        folder: the tuned model.
-        tuning: how it was made.
-        name: ``tuned`` or ``base``.
-    """
-
-    folder: Path
-    tuning: TuningRecord
-    name: str

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from lm_tuning.answering.models import AskedModel, check_bits, digest_model, find_asked_model, find_ends, load_asked
 from lm_tuning.answering.prompts import PromptSource, read_prompt_batches, write_prompts
-from lm_tuning.answering.records import AnswersRecord, GeneratedRow, PromptsWritten
+from lm_tuning.answering.records import AnswerFigures, AnswersRecord, GeneratedRow, PromptsWritten
 from lm_tuning.answering.wording import Wording, as_trained, read_wording
 from lm_tuning.data.records import SourceFile
 from lm_tuning.data.sources.describe import describe_named
@@ -155,13 +155,14 @@ def describe_answers(record: AnswersRecord) -> str:
     Args:
         record: see :func:`answer_prompts`.
     """
-    before = f", {record['num_answered_before']:,} of them in earlier runs" if record["num_answered_before"] else ""
-    speed = record["tokens_per_second"]
+    figures = record["figures"]
+    before = f", {figures['num_answered_before']:,} of them in earlier runs" if figures["num_answered_before"] else ""
+    speed = figures["tokens_per_second"]
     at = f", {write_speed(speed)} tokens per second in this run" if speed else ""
-    ends = ", ".join(f"{number:,} {reason}" for reason, number in record["finish_reasons"].items())
+    ends = ", ".join(f"{number:,} {reason}" for reason, number in figures["finish_reasons"].items())
     return (
-        f"{count_of(record['num_answers'], 'prompt')} answered by the {record['model']} model{before}: "
-        f"{count_of(record['num_tokens'], 'token')}{at}; ended by {ends or 'nothing'}; {record['num_empty']:,} empty."
+        f"{count_of(figures['num_answers'], 'prompt')} answered by the {record['model']} model{before}: "
+        f"{count_of(figures['num_tokens'], 'token')}{at}; ended by {ends or 'nothing'}; {figures['num_empty']:,} empty."
     )
 
 
@@ -333,19 +334,7 @@ class _AnswerRun:
         }
 
     def describe(self) -> AnswersRecord:
-        """Return the figures of all answers, those of earlier runs included."""
-        reasons: Counter[str] = Counter()
-        num_tokens = num_empty = num_with_log = 0
-        nats = 0.0
-        for row in cast("Sequence[GeneratedRow]", self._stream.rows()):
-            reasons[row["finish_reason"]] += 1
-            num_tokens += row["num_tokens"]
-            num_empty += not row["answer"].strip()
-            if row["log_probability"] is not None:
-                nats -= row["log_probability"]
-                num_with_log += row["num_tokens"] + (row["finish_reason"] == "stop")
-        num_now = len(self._stream) - self._num_before
-        per_second = {"tokens": self._num_tokens, "answers": num_now}
+        """Return who answered, how, and the figures of all answers."""
         generate = self._settings.generate
         return {
             "model": generate.model,
@@ -353,17 +342,37 @@ class _AnswerRun:
             "base": self._asked.tuning["base"]["name_or_path"],
             "quantization": generate.quantization,
             "generation": cast(JsonObject, generate.generation.model_dump(mode="json")),
+            "reading": self._prompts.reading,
+            "format": self._prompts.format,
+            "figures": self._count(),
+        }
+
+    def _count(self) -> AnswerFigures:
+        """Count all answers, those of earlier runs included, one after the other."""
+        reasons: Counter[str] = Counter()
+        num_tokens = num_empty = num_with_log = 0
+        nats = 0.0
+        for row in cast("Iterable[GeneratedRow]", self._stream.rows()):
+            reasons[row["finish_reason"]] += 1
+            num_tokens += row["num_tokens"]
+            num_empty += not row["answer"].strip()
+            if row["log_probability"] is not None:
+                nats -= row["log_probability"]
+                num_with_log += row["num_tokens"] + (row["finish_reason"] == "stop")
+        num_answers, seconds = len(self._stream), self._seconds
+        num_now = num_answers - self._num_before
+        return {
             "prompts": self._prompts.record,
-            "num_answers": len(self._stream),
+            "num_answers": num_answers,
             "num_answered_now": num_now,
             "num_answered_before": self._num_before,
             "num_empty": num_empty,
             "num_tokens": num_tokens,
-            "mean_tokens": num_tokens / len(self._stream) if len(self._stream) else None,
+            "mean_tokens": num_tokens / num_answers if num_answers else None,
             "nats_per_token": nats / num_with_log if num_with_log else None,
             "finish_reasons": dict(sorted(reasons.items())),
             "weights_bytes": self._weights_bytes,
-            "seconds": self._seconds,
-            "tokens_per_second": per_second["tokens"] / self._seconds if self._seconds else None,
-            "answers_per_second": per_second["answers"] / self._seconds if self._seconds else None,
+            "seconds": seconds,
+            "tokens_per_second": self._num_tokens / seconds if seconds else None,
+            "answers_per_second": num_now / seconds if seconds else None,
         }

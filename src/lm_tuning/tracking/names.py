@@ -77,6 +77,7 @@ _GROUPS = {
     "preflight": _DATA,
     "profile": {"profile.": "profile/"},
     "efficiency": {"efficiency.": "efficiency/"},
+    "generation": {"prompts.": "answers/prompts_", "finish_reasons.": "answers/ended_by_", "": "answers/"},
     "evaluation": {
         "base.": "base/",
         "tuned.": "{split}/tuned_",
