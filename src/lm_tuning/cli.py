@@ -248,6 +248,33 @@ def schema(metadata: ProjectMetadata, check: bool) -> None:
 
 @cli.command()
 @env_option
+@click.option("--params", callback=_read_params, help="Values on top, as for run: group.key=value,group.key=value.")
+@click.option("--model", type=click.Choice(["tuned", "base", "both"]), default="tuned", help="Who answers.")
+@click.option("--system", help="What stands before all questions.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Longest answer; else generate.generation says so.")
+@click.pass_obj
+@explain_errors
+def chat(
+    metadata: ProjectMetadata,
+    env: str | None,
+    params: JsonObject,
+    *,
+    model: str,
+    system: str | None,
+    max_new_tokens: int | None,
+) -> None:
+    """Talk to the tuned model, to its base, or to both side by side.
+
+    Sampling and stop strings are those of generate.generation. Without a terminal, each line of the input is a
+    question. /help shows the commands; Ctrl-D ends.
+    """
+    from lm_tuning.chat_command import chat_with_models
+
+    chat_with_models(metadata.project_path, env, params, who=model, system=system, max_new_tokens=max_new_tokens)
+
+
+@cli.command()
+@env_option
 @click.pass_obj
 @explain_errors
 def send_tracking(metadata: ProjectMetadata, env: str | None) -> None:

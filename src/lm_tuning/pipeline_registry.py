@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-from lm_tuning.pipelines import evaluate, example_data, predict, preflight, profile, split, tokenize, train
+from lm_tuning.pipelines import evaluate, example_data, generate, predict, preflight, profile, split, tokenize, train
 
 
 def register_pipelines() -> dict[str, Pipeline]:
@@ -26,5 +26,6 @@ def register_pipelines() -> dict[str, Pipeline]:
         "profile": tokenize_rows + profile.create_pipeline(),
         "evaluate": evaluate_model,
         "predict": predict.create_pipeline(),
+        "generate": generate.create_pipeline(),
         "__default__": make_example + split_rows + tokenize_rows + train_model + evaluate_model,
     }

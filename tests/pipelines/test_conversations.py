@@ -207,7 +207,12 @@ def test_a_tuned_model_is_evaluated_with_the_arguments_that_it_was_trained_with(
     (project.folder / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     project.run("--pipelines=split,train,evaluate", **params, **{"tokenize.template_arguments.mood": "good"})
     rendering = project.read("06_models", "tuned_model/tuning.json")["rendering"]
-    assert rendering == {"template_arguments": {"mood": "good"}, "system_turn": "keep"}
+    assert rendering == {
+        "format": "messages",
+        "control_tokens": "auto",
+        "template_arguments": {"mood": "good"},
+        "system_turn": "keep",
+    }
     evaluation = json.dumps(project.read("08_reporting", "evaluation.json"))
     assert "Mood: good" in evaluation
 

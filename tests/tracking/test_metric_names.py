@@ -32,4 +32,8 @@ def test_an_evaluation_is_named_after_its_split_and_other_entries_keep_their_nam
     assert name_figures("mine", figures) == figures
     assert name_figures("efficiency", {"efficiency.mfu": 0.4}) == {"efficiency/mfu": 0.4}
     assert name_figures("split_report", {"data_test_rows": 4.0}) == {"data/test_rows": 4.0}
+    assert name_figures("generation", {"prompts.num_read": 3.0, "tokens_per_second": 5.0}) == {
+        "answers/prompts_num_read": 3.0,
+        "answers/tokens_per_second": 5.0,
+    }
     assert name_figures("profile", {"profile.idle_fraction": 0.4}) == {"profile/idle_fraction": 0.4}

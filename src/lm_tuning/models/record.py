@@ -40,10 +40,13 @@ class QuantizationRecord(TypedDict):
 
 
 class RenderingRecord(TypedDict, total=False):
-    """How the chat template was called for the training rows; nothing where no template wrote them."""
+    """How training rows were written; what is about a chat template is missing where none wrote them."""
 
     template_arguments: JsonObject
     system_turn: str
+    # Missing in models of earlier versions.
+    format: str
+    control_tokens: str
 
 
 class TuningRecord(TypedDict):

@@ -12,6 +12,7 @@ from lm_tuning.parameters.data import (
     TokenizeParameters,
 )
 from lm_tuning.parameters.evaluate import EvaluateParameters
+from lm_tuning.parameters.generate import GenerateParameters
 from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.parameters.groups import (
     EnvironmentParameters,
@@ -29,6 +30,7 @@ __all__ = [
     "DataParameters",
     "EnvironmentParameters",
     "EvaluateParameters",
+    "GenerateParameters",
     "GenerationParameters",
     "HealthParameters",
     "LoraParameters",

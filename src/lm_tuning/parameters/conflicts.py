@@ -11,6 +11,7 @@ from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.evaluate_checks import find_evaluate_problems
 from lm_tuning.parameters.gate import CLASS_FIGURES, find_gate_problems, scores_of_language
+from lm_tuning.parameters.generation import find_generation_problems
 from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.trainer_arguments import (
     BITSANDBYTES_OPTIMIZERS,
@@ -370,6 +371,8 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
 
 def _check_evaluate(parameters: Parameters) -> Iterator[Conflict]:
     for keys, problem in find_evaluate_problems(parameters):
+        yield Conflict(keys, problem)
+    for keys, problem in find_generation_problems(parameters.generate.generation, "generate.generation"):
         yield Conflict(keys, problem)
 
 

@@ -10,6 +10,7 @@ from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Dtype, Pa
 from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
 from lm_tuning.parameters.evaluate import EvaluateParameters
 from lm_tuning.parameters.predict import PredictParameters
+from lm_tuning.parameters.generate import GenerateParameters
 from lm_tuning.parameters.train import TrainParameters
 
 
@@ -157,6 +158,8 @@ class Parameters(ParameterGroup):
 
     predict: PredictParameters = PredictParameters()
     """Which rows a tuned classifier names the class of."""
+    generate: GenerateParameters = GenerateParameters()
+    """Which prompts are answered, and how."""
 
     tracking: TrackingParameters = TrackingParameters()
     """What MLflow keeps."""

@@ -78,6 +78,7 @@ _GROUPS = {
     "profile": {"profile.": "profile/"},
     "efficiency": {"efficiency.": "efficiency/"},
     "prediction": {"labelled.": "prediction/", "": "prediction/"},
+    "generation": {"prompts.": "answers/prompts_", "finish_reasons.": "answers/ended_by_", "": "answers/"},
     "evaluation": {
         "base.": "base/",
         "tuned.": "{split}/tuned_",

@@ -49,8 +49,7 @@ class TrainingSettings:
             once per epoch.
         task: ``causal_lm``, ``sequence_classification`` or ``seq2seq_lm``.
         label_map: id of each class by its name, kept with the tuned model; ``None`` without classes.
-        rendering: how the chat template was called for the rows, kept with the tuned model; empty where no template
-            wrote them.
+        rendering: how the rows were written, kept with the tuned model, so that it is asked in the same way.
         attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
         generation: how the tuned model is evaluated; stored with it.
         run_id: tracking run to write into checkpoints; ``None`` without tracking.

@@ -42,7 +42,7 @@ _RENDERED: Mapping[str, str] = {TEXT: "text", PROMPT_RESPONSE: "prompt", MESSAGE
 
 
 def choose_prompt_mapping(
-    header: Header, data: DataParameters, *, task: str, learned: str | None = None, group: str = "data"
+    header: Header, data: DataParameters, *, task: str, tuned_on: str | None = None, group: str = "data"
 ) -> ColumnMapping:
     """Decide which columns hold the prompt, as they are found for training rows; answers in the file are left out.
 
@@ -50,7 +50,7 @@ def choose_prompt_mapping(
         header: the columns of the file.
         data: ``format``, ``columns`` and ``template`` that the training rows were read by, or those of the prompts.
         task: ``causal_lm`` or ``seq2seq_lm``.
-        learned: format of the rows that the model was tuned on; ``None`` where nobody knows.
+        tuned_on: format of the rows that the model was tuned on; ``None`` where nobody knows.
         group: group of parameters that ``columns`` and ``template`` are from, for messages.
 
     Returns:
@@ -61,11 +61,13 @@ def choose_prompt_mapping(
             be asked in.
     """
     given = data.columns.model_dump(exclude_none=True)
+    if tuned_on is None and data.format == TEXT:
+        tuned_on = TEXT
     if given or data.template is not None:
         mapping = _given_mapping(given, data, header, group=group)
     else:
-        mapping = _conventional_mapping(header, data.format, task=task, learned=learned)
-    mapping = _as_learned(mapping, header, task=task, learned=learned)
+        mapping = _conventional_mapping(header, data.format, task=task, tuned_on=tuned_on)
+    mapping = _as_tuned(mapping, header, task=task, tuned_on=tuned_on)
     logger.info("Prompts of %s: %s.", header.path, describe_mapping(mapping))
     return mapping
 
@@ -189,30 +191,21 @@ def _find_template_problems(template: str, format: str, column: str | None, *, g
     return problems
 
 
-def _conventional_mapping(header: Header, format: str, *, task: str, learned: str | None) -> ColumnMapping:
+def _conventional_mapping(header: Header, format: str, *, task: str, tuned_on: str | None) -> ColumnMapping:
     """Find the one reading whose usual columns are there; one that has an answer as well comes first."""
     by_name = {column.strip().lower(): column for column in header.columns}
-    asked = {PROMPT_RESPONSE} if task == SEQ2SEQ_LM else {PROMPT_RESPONSE, MESSAGES}
-    asked = {format} if format in (PROMPT_RESPONSE, MESSAGES) else asked if format == "auto" else set()
+    asked = {format} if format in (MESSAGES, TEXT_LABEL) else {PROMPT_RESPONSE}
+    if format == "auto" and task != SEQ2SEQ_LM:
+        asked.add(MESSAGES)
     known = [one for one in CONVENTIONS if one.format in asked]
     full = [one for one in known if by_name.keys() >= set(one.used_columns)]
-    open_ = [
-        replace(one, columns={part: one.columns[part] for part in one.columns if part != "response"}) for one in known
-    ]
-    found = (
-        []
-        if learned == TEXT and "text" in by_name
-        else _longest_of(
-            [
-                replace(one, columns={part: one.columns[part] for part in one.columns if part != "response"})
-                for one in full
-            ]
-            or [one for one in open_ if by_name.keys() >= set(one.used_columns)]
-        )
-    )
-    sides = [set(one.used_columns) for one in found]
-    # Text alone is running text, as it is in training, unless the model is known to have learned something else.
-    if "text" in by_name and task != SEQ2SEQ_LM and (not found or (sides == [{"text"}] and learned is None)):
+    found = _longest_of([_without_answer(one) for one in full])
+    if not found:
+        waiting = [_without_answer(one) for one in known]
+        found = _longest_of([one for one in waiting if by_name.keys() >= set(one.used_columns)])
+    # Text alone is running text, as it is in training, unless the model is known to be tuned on something else.
+    is_text_alone = not full and tuned_on is None and all(one.used_columns == ["text"] for one in found)
+    if "text" in by_name and task != SEQ2SEQ_LM and (tuned_on == TEXT or is_text_alone):
         found = [ColumnMapping(TEXT, {"text": "text"})]
     has = f"{header.path} has the columns {list_columns(header.columns)}"
     if not found:
@@ -230,13 +223,20 @@ def _conventional_mapping(header: Header, format: str, *, task: str, learned: st
     )
 
 
+def _without_answer(mapping: ColumnMapping) -> ColumnMapping:
+    """Leave out the column that answers; a text whose answer is a class is a prompt."""
+    if mapping.format == TEXT_LABEL:
+        return replace(mapping, format=PROMPT_RESPONSE, columns={"prompt": mapping.columns["text"]})
+    return replace(mapping, columns={part: name for part, name in mapping.columns.items() if part != "response"})
+
+
 def _longest_of(found: list[ColumnMapping]) -> list[ColumnMapping]:
     """Leave out readings that use fewer columns than another one, and all but the first of those that use the same."""
     by_columns = {frozenset(one.used_columns): one for one in reversed(found)}
     return [one for used, one in reversed(by_columns.items()) if not any(used < other for other in by_columns)]
 
 
-def _as_learned(mapping: ColumnMapping, header: Header, *, task: str, learned: str | None) -> ColumnMapping:
+def _as_tuned(mapping: ColumnMapping, header: Header, *, task: str, tuned_on: str | None) -> ColumnMapping:
     """Bring the prompts to the format that the model was tuned on."""
     if task == SEQ2SEQ_LM and mapping.format != PROMPT_RESPONSE:
         if mapping.format == MESSAGES:
@@ -244,7 +244,7 @@ def _as_learned(mapping: ColumnMapping, header: Header, *, task: str, learned: s
         return replace(
             mapping, format=PROMPT_RESPONSE, columns={"prompt": mapping.columns["text"]} if mapping.columns else {}
         )
-    if learned != TEXT or mapping.format == TEXT:
+    if tuned_on != TEXT or mapping.format == TEXT:
         return mapping
     if mapping.format == MESSAGES:
         raise UserError(

@@ -111,7 +111,12 @@ def gather_settings(
 
 
 def _rendering(tokens: TokenSummary) -> RenderingRecord:
-    """Return how the chat template was called for the rows; empty where no template wrote them."""
-    if tokens.get("rendering") != "chat template":
+    """Return how the rows were written, so that the tuned model is asked in the same way."""
+    from lm_tuning.data.format.columns import SEQUENCE_CLASSIFICATION
+
+    if tokens["task"] == SEQUENCE_CLASSIFICATION:
         return {}
-    return {"template_arguments": tokens["template_arguments"], "system_turn": tokens["system_turn"]}
+    rendering: RenderingRecord = {"format": tokens["format"], "control_tokens": tokens["control_tokens"]}
+    if tokens.get("rendering") == "chat template":
+        rendering |= {"template_arguments": tokens["template_arguments"], "system_turn": tokens["system_turn"]}
+    return rendering
