@@ -11,6 +11,7 @@ from lm_tuning.parameters.data import (
     SplitParameters,
     TokenizeParameters,
 )
+from lm_tuning.parameters.export import ExportParameters, ParityParameters
 from lm_tuning.parameters.groups import (
     EnvironmentParameters,
     EvaluateParameters,
@@ -27,10 +28,12 @@ __all__ = [
     "DataParameters",
     "EnvironmentParameters",
     "EvaluateParameters",
+    "ExportParameters",
     "HealthParameters",
     "LoraParameters",
     "ModelParameters",
     "Parameters",
+    "ParityParameters",
     "PreflightParameters",
     "QloraParameters",
     "SourceParameters",

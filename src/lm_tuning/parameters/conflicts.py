@@ -50,6 +50,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_split,
         _check_folds,
         _check_sources,
+        _check_alias,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -362,3 +363,13 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
                 f"{key} has a source with a weight, but held-out rows are each measured once: weights belong to "
                 "data.path.",
             )
+
+
+def _check_alias(parameters: Parameters) -> Iterator[Conflict]:
+    export = parameters.export
+    if export.alias is not None and export.register_as is None:
+        yield Conflict(
+            ("export.alias", "export.register_as"),
+            f"export.alias = {export.alias} names a version of a registered model, and export.register_as = null "
+            "registers none: set export.register_as, or export.alias = null.",
+        )

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Dtype, ParameterGroup, PathText, TaskName, Text
 from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
+from lm_tuning.parameters.export import ExportParameters
 from lm_tuning.parameters.train import TrainParameters
 
 
@@ -178,6 +179,9 @@ class Parameters(ParameterGroup):
 
     evaluate: EvaluateParameters = EvaluateParameters()
     """What is measured afterwards."""
+
+    export: ExportParameters = ExportParameters()
+    """What is written for use elsewhere."""
 
     tracking: TrackingParameters = TrackingParameters()
     """What MLflow keeps."""
