@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-from lm_tuning.pipelines import evaluate, example_data, preflight, profile, split, tokenize, train
+from lm_tuning.pipelines import evaluate, example_data, export, preflight, profile, split, tokenize, train
 
 
 def register_pipelines() -> dict[str, Pipeline]:
@@ -25,5 +25,6 @@ def register_pipelines() -> dict[str, Pipeline]:
         "train": tokenize_rows + train_model,
         "profile": tokenize_rows + profile.create_pipeline(),
         "evaluate": evaluate_model,
+        "export": export.create_pipeline(),
         "__default__": make_example + split_rows + tokenize_rows + train_model + evaluate_model,
     }

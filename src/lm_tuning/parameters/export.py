@@ -78,8 +78,8 @@ class ExportParameters(ParameterGroup):
     """Merged writes one model that needs nothing else; adapter writes the adapter alone, which needs its base."""
 
     dtype: Dtype = "auto"
-    """Dtype of the written weights; auto takes that of the base model's files for a merged model, float32 for an
-    adapter."""
+    """Dtype of the written weights; auto takes that of the base model's files for a merged adapter, and that of the trained
+    weights otherwise."""
 
     merge_base: Literal["auto", "full_precision", "dequantized"] = "auto"
     """Weights that an adapter trained over 4 or 8 bits is merged into; auto tries both and keeps the closer."""
