@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -64,8 +67,8 @@ class MlflowModelDataset(CatalogEntry, AbstractDataset[ServedModel, NoReturn]):
                 "export.log_to_mlflow = false and export.register_as = null."
             )
         try:
-            info = _log(data)
-            uri = _register(data, info)
+            with _settled():
+                uri = _register(data, _log(data))
         except (MlflowException, RequestException, OSError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UserError(f"MLflow did not take the export: {reason}. {kept}. Run it again.") from error
@@ -76,6 +79,31 @@ class MlflowModelDataset(CatalogEntry, AbstractDataset[ServedModel, NoReturn]):
 
     def _describe(self) -> dict[str, str]:
         return {}
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """Let MLflow 3.17 log a folder of transformers 5.24, which names the class of a pipeline where it was the class."""
+    import transformers
+    from transformers import pipelines
+
+    find_task, bars = pipelines.check_task, "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+    wanted = os.environ.get(bars)
+
+    def find_task_and_class(task: str) -> tuple[str, dict[str, Any], Any]:
+        name, found, options = find_task(task)
+        if isinstance(found["impl"], str):
+            found = {**found, "impl": getattr(transformers, found["impl"].rpartition(".")[2])}
+        return name, found, options
+
+    pipelines.check_task = find_task_and_class
+    os.environ.setdefault(bars, "false")  # they would be drawn over ours
+    try:
+        yield
+    finally:
+        pipelines.check_task = find_task
+        if wanted is None:
+            os.environ.pop(bars, None)
 
 
 def _log(data: ServedModel) -> Any:

@@ -29,7 +29,7 @@ class ExportedModel(PythonModel):
         self.settings = dict(context.model_config)
         folder = context.artifacts["model"]
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=self.settings["trust_remote_code"]
         )
         auto_class = getattr(transformers, _AUTO_CLASSES[self.settings["task"]])
@@ -59,20 +59,22 @@ class ExportedModel(PythonModel):
                 key: getattr(torch, value) if key.endswith("_dtype") else value
                 for key, value in settings["quantization"].items()
             }
+            make_config: Any = transformers.BitsAndBytesConfig
             options |= {
-                "quantization_config": transformers.BitsAndBytesConfig(**named),
+                "quantization_config": make_config(**named),
                 "device_map": {"": self.device},
             }
         base = auto_class.from_pretrained(settings["base"], trust_remote_code=settings["trust_remote_code"], **options)
         rows = settings["num_embeddings"]
         if rows and base.get_input_embeddings().weight.shape[0] != rows:
             base.resize_token_embeddings(rows, mean_resizing=False)
-        model = PeftModel.from_pretrained(base, str(folder))
+        model: Any = PeftModel.from_pretrained(base, str(folder))
         if (folder / "generation_config.json").is_file():
             model.get_base_model().generation_config = transformers.GenerationConfig.from_pretrained(str(folder))
         return model
 
-    def predict(self, context: Any, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+    # Without hints: MLflow takes those of predict for a schema, and the signature says more.
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """Answer each text, or name its class.
 
         Args:

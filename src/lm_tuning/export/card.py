@@ -11,7 +11,6 @@ from typing import Any
 
 from lm_tuning.export.checks import ExportPlan
 from lm_tuning.export.records import DistanceRecord, ExportRecord
-from lm_tuning.json_types import JsonObject
 from lm_tuning.models.folders import is_local
 from lm_tuning.models.generation_settings import CARD_NAME, GENERATION_NAME
 from lm_tuning.models.structure import AUTO_CLASSES
@@ -39,7 +38,7 @@ class CardSources:
     """
 
     reports_folder: Path
-    raw_examples: JsonObject
+    raw_examples: dict[str, Any]
 
 
 def write_export_card(folder: Path, record: ExportRecord, plan: ExportPlan, sources: CardSources) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from lm_tuning.export.records import ExportRecord, ServedModel, UploadRecord
-from lm_tuning.json_types import JsonObject
 from lm_tuning.models.record import ModelLocation
 from lm_tuning.parameters import ExportParameters, ModelParameters
 from lm_tuning.pipelines import DIGEST_CACHE
@@ -19,7 +19,7 @@ def export_model(
     tokenized_examples: Path,
     export_work: Path,
     report_folder: Path,
-    raw_examples: JsonObject,
+    raw_examples: dict[str, Any],
     *,
     export: ExportParameters,
     model: ModelParameters,
