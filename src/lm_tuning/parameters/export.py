@@ -78,7 +78,7 @@ class ExportParameters(ParameterGroup):
     """Merged writes one model that needs nothing else; adapter writes the adapter alone, which needs its base."""
 
     dtype: Dtype = "auto"
-    """Dtype of the written weights; auto takes that of the base model's files for a merged adapter, and that of the trained
+    """Dtype of the written weights; auto takes that of the base model's files for a merged adapter, that of the trained
     weights otherwise."""
 
     merge_base: Literal["auto", "full_precision", "dequantized"] = "auto"
