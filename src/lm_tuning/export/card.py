@@ -255,7 +255,8 @@ def _scores(plan: ExportPlan, sources: CardSources) -> list[Block]:
         if isinstance(value, int | float) and not name.startswith("num_")
     ]
     told = f"{evaluation.get('num_rows', 0):,} rows of the {evaluation['split']} split, before the export."
-    return [Paragraph((told,)), Table("", ("Score", "Base", "Tuned", "95 % interval"), rows)]
+    verdict = [Paragraph(evaluation["verdict"])] if evaluation.get("verdict") else []
+    return [Paragraph((told,)), *verdict, Table("", ("Score", "Base", "Tuned", "95 % interval"), rows)]
 
 
 def _score(value: object) -> str:
@@ -264,11 +265,10 @@ def _score(value: object) -> str:
 
 def _interval(evaluation: dict[str, Any], name: str) -> str:
     """Return the interval of the tuned model's score, where the evaluation has one."""
-    intervals = evaluation.get("intervals")
-    found = intervals.get("tuned", {}).get(name) if isinstance(intervals, dict) else None
-    if not isinstance(found, dict) or not {"low", "high"} <= found.keys():
+    found = (evaluation.get("intervals") or {}).get(name) or {}
+    if found.get("tuned_low") is None or found.get("tuned_high") is None:
         return ""
-    return f"{_score(found['low'])} to {_score(found['high'])}"
+    return f"{_score(found['tuned_low'])} to {_score(found['tuned_high'])}"
 
 
 def _versions() -> Block:
