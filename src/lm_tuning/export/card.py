@@ -89,7 +89,7 @@ def find_base(plan: ExportPlan) -> tuple[str | None, str | None]:
     if base["is_embedded"]:
         return EMBEDDED_BASE
     if is_local(base["name_or_path"]):
-        # The folder's own place is nobody's business but the user's.
+        # Where the folder lies is nobody's business but the user's.
         return None, _license_in(Path(base["name_or_path"]).expanduser() / CARD_NAME)
     from huggingface_hub import try_to_load_from_cache
 

@@ -72,7 +72,7 @@ class CheckResult(TypedDict):
 def choose_rows(
     tokens_folder: Path, parity: ParityParameters, *, config: Any, task: str, num_logits: int
 ) -> HeldOutRows:
-    """Take the first held-out rows: of the test split, else of validation, else of the training rows.
+    """Return the first held-out rows: of the test split, else of validation, else of the training rows.
 
     Args:
         tokens_folder: tokenized splits.
@@ -252,7 +252,7 @@ def run_check(job: Job, work: Path) -> CheckResult:
     path.write_text(json.dumps(job), encoding="utf-8")
     result.unlink(missing_ok=True)
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    # -P: the script's own folder is no place to import from, where modules may be named like others.
+    # -P: nothing is imported from the script's own folder, where modules may be named like others.
     done = subprocess.run(
         [sys.executable, "-P", plain_check.__file__, str(path)],
         env={**os.environ, **quiet},
@@ -274,7 +274,7 @@ def run_check(job: Job, work: Path) -> CheckResult:
 
 
 def judge(distance: DistanceRecord, parity: ParityParameters, *, is_exact: bool) -> list[BoundRecord]:
-    """Hold a distance against its bounds.
+    """Check a distance against its bounds.
 
     Args:
         distance: of the export.
@@ -326,8 +326,12 @@ def require_bounds(record: ParityRecord) -> None:
         f"The export is not published, since it is another model than {record['reference']}: {found}. Compared were "
         f"{distance['num_predictions']:,} predictions of {record['num_rows']:,} rows of the {record['split']} split, "
         f"with a loss of {distance['exported_nats']:.5f} nats against {distance['reference_nats']:.5f}. An earlier "
-        "export is kept. Set export.dtype = float32, which keeps every digit."
-        + ("" if record["dtype"] != "float32" else " It is in float32 already, so its files are not to be trusted.")
+        "export is kept. "
+        + (
+            "Its weights are in float32 already, so rounding is not the cause: what was written is another model."
+            if record["dtype"] == "float32"
+            else "Set export.dtype = float32, which keeps every digit, or raise the bound."
+        )
     )
 
 

@@ -114,7 +114,7 @@ class ServingSettings(TypedDict):
     # Whether a request is a user's turn, which the chat template writes.
     is_chat: bool
     adds_special_tokens: bool
-    # The token that ends a source, where the tokenizer puts none; and one that it puts and the training did not.
+    # The EOS token behind a source, where the tokenizer puts none; and one that it puts and the training did not.
     append_token_id: int | None
     strip_token_id: int | None
     max_new_tokens: int
