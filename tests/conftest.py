@@ -48,6 +48,7 @@ LONG_FILES = (
     "test_soak.py",
     "test_language.py",
     "test_environment.py",
+    "test_export.py",
     "test_planner.py",
     "test_probe.py",
     "test_fast_path.py",

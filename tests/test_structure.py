@@ -112,7 +112,8 @@ def test_base_parameters_are_filed_by_pipeline() -> None:
 def test_the_registry_composes_as_documented() -> None:
     pipelines = register_pipelines()
     parts: dict[str, Pipeline] = {name: pipelines[name] for name in ("example_data", "tokenize", "evaluate")}
-    alone = {"example_data", "split", "tokenize", "preflight", "train", "profile", "evaluate", "generate", "predict"}
+    whole = {"example_data", "split", "tokenize", "preflight", "train", "profile", "evaluate"}
+    alone = {*whole, "generate", "predict", "export"}
     assert set(pipelines) == {"__default__", *alone}
     assert set(parts["example_data"].nodes) < set(pipelines["split"].nodes)
     assert set(parts["tokenize"].nodes) < set(pipelines["train"].nodes)
@@ -141,6 +142,7 @@ class TestEveryNode:
     def test_only_heavy_nodes_are_tagged_for_the_backend(self, node: Node) -> None:
         heavy = {
             "prepare_base_model", "train_model", "profile_steps", "evaluate_models", "answer_prompts", "predict_classes",
+            "export_model",
         }  # fmt: skip
         assert heavy <= {each.func.__name__ for each in all_nodes()}
         assert ("torch" in node.tags) == (node.func.__name__ in heavy)

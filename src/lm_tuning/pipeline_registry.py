@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-from lm_tuning.pipelines import evaluate, example_data, generate, predict, preflight, profile, split, tokenize, train
+from lm_tuning.pipelines import (
+    evaluate,
+    example_data,
+    export,
+    generate,
+    predict,
+    preflight,
+    profile,
+    split,
+    tokenize,
+    train,
+)
 
 
 def register_pipelines() -> dict[str, Pipeline]:
@@ -27,5 +38,6 @@ def register_pipelines() -> dict[str, Pipeline]:
         "evaluate": evaluate_model,
         "predict": predict.create_pipeline(),
         "generate": generate.create_pipeline(),
+        "export": export.create_pipeline(),
         "__default__": make_example + split_rows + tokenize_rows + train_model + evaluate_model,
     }

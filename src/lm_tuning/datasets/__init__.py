@@ -21,6 +21,7 @@ CLASSES = {
     "FinishedFileDataset": ("folders", "filepath"),
     "FolderDataset": ("folders", "filepath"),
     "FolderStoreDataset": ("folders", "filepath keep"),
+    "MlflowModelDataset": ("mlflow_model", ""),
     "ModelFolderDataset": ("folders", "filepath"),
     "StoredFolderDataset": ("folders", "filepath keep"),
     "LiveReportDataset": ("report_sections", "filepath"),

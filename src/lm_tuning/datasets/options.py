@@ -101,8 +101,9 @@ def _foreign_folders(catalog: JsonObject) -> Iterator[str]:
         if not isinstance(entry, Mapping) or str(entry.get("type")) != f"{PREFIX}ModelFolderDataset":
             continue
         folder = Path(str(entry.get("filepath", "")))
-        # Every tuned model has this file, see models/tuned.py.
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / "tuning.json").is_file():
+        # Every tuned model has the first of these files, every export the other: see models/tuned.py and export/run.py.
+        is_ours = any((folder / marker).is_file() for marker in ("tuning.json", "export.json"))
+        if folder.is_dir() and any(folder.iterdir()) and not is_ours:
             yield (
                 f"Catalog entry '{name}': filepath = {folder} holds files that are no tuned model, and saving one "
                 "would replace them. Name a folder of its own."

@@ -12,6 +12,7 @@ from lm_tuning.parameters.data import (
     TokenizeParameters,
 )
 from lm_tuning.parameters.evaluate import EvaluateParameters
+from lm_tuning.parameters.export import ExportParameters, ParityParameters
 from lm_tuning.parameters.generate import GenerateParameters
 from lm_tuning.parameters.generation import GenerationParameters
 from lm_tuning.parameters.groups import (
@@ -30,12 +31,14 @@ __all__ = [
     "DataParameters",
     "EnvironmentParameters",
     "EvaluateParameters",
+    "ExportParameters",
     "GenerateParameters",
     "GenerationParameters",
     "HealthParameters",
     "LoraParameters",
     "ModelParameters",
     "Parameters",
+    "ParityParameters",
     "PredictColumns",
     "PredictParameters",
     "PreflightParameters",

@@ -55,6 +55,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_sources,
         _check_evaluate,
         _check_gate,
+        _check_alias,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -385,3 +386,13 @@ def _check_gate(parameters: Parameters) -> Iterator[Conflict]:
         scores = scores_of_language(asked, num_generate_rows=evaluate.num_generate_rows)
     for key, problem in find_gate_problems(evaluate.gate, scores):
         yield Conflict((key, "task", "evaluate.scores", "evaluate.num_generate_rows"), problem)
+
+
+def _check_alias(parameters: Parameters) -> Iterator[Conflict]:
+    export = parameters.export
+    if export.alias is not None and export.register_as is None:
+        yield Conflict(
+            ("export.alias", "export.register_as"),
+            f"export.alias = {export.alias} names a version of a registered model, and export.register_as = null "
+            "registers none: set export.register_as, or export.alias = null.",
+        )

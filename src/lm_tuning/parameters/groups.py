@@ -9,8 +9,9 @@ from pydantic import AfterValidator, Field
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Dtype, ParameterGroup, PathText, TaskName, Text
 from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
 from lm_tuning.parameters.evaluate import EvaluateParameters
-from lm_tuning.parameters.predict import PredictParameters
+from lm_tuning.parameters.export import ExportParameters
 from lm_tuning.parameters.generate import GenerateParameters
+from lm_tuning.parameters.predict import PredictParameters
 from lm_tuning.parameters.train import TrainParameters
 
 
@@ -158,8 +159,12 @@ class Parameters(ParameterGroup):
 
     predict: PredictParameters = PredictParameters()
     """Which rows a tuned classifier names the class of."""
+
     generate: GenerateParameters = GenerateParameters()
     """Which prompts are answered, and how."""
+
+    export: ExportParameters = ExportParameters()
+    """What is written for use elsewhere."""
 
     tracking: TrackingParameters = TrackingParameters()
     """What MLflow keeps."""

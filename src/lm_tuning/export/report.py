@@ -1,0 +1,49 @@
+"""Show what an export came to on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_tuning.export.records import ExportRecord
+from lm_tuning.reporting.document import Block, Paragraph, Table
+from lm_tuning.reporting.terminal import build_blocks
+from lm_tuning.wording import count_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def describe_export(record: ExportRecord) -> RenderableType:
+    """Return the figures of a passed comparison.
+
+    Args:
+        record: of the export.
+    """
+    parity = record["parity"]
+    distance = parity["distance"]
+    what = "adapter" if record["format"] == "adapter" else "model"
+    first = (
+        f"Export: {what} in {record['dtype']}, {record['num_bytes'] / 2**20:,.1f} MiB. A process that knows "
+        f"transformers alone compared {count_of(distance['num_predictions'], 'prediction')} of "
+        f"{count_of(parity['num_rows'], 'row')} of the {parity['split']} split with {parity['reference']}."
+    )
+    rows = [(bound["name"], f"{bound['value']:.3g}", f"{bound['bound']:g}") for bound in parity["bounds"]]
+    rows.append(("loss, original and export", f"{distance['reference_nats']:.5f}", f"{distance['exported_nats']:.5f}"))
+    blocks: list[Block] = [Paragraph(first), Table("", ("Figure", "Found", "Bound"), rows)]
+    if parity["num_answers"]:
+        blocks.append(
+            Paragraph(f"Equal greedy answers: {parity['num_equal_answers']} of {parity['num_answers']} (no bound).")
+        )
+    merge = record["merge"]
+    if merge is not None and "distance_to_trained" in merge:
+        told = ", ".join(
+            f"{base.replace('_', ' ')} {each['mean_kl_nats']:.3g}"
+            for base, each in merge["distance_to_trained"].items()
+        )
+        blocks.append(
+            Paragraph(
+                f"Merged into the base {merge['base'].replace('_', ' ')}. Mean divergence from the model as trained, "
+                f"in nats: {told}."
+            )
+        )
+    return build_blocks([*blocks, *(Paragraph(note) for note in record["notes"])])

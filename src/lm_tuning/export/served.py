@@ -1,0 +1,176 @@
+"""Describe an export as a model that answers requests as it was evaluated: what it is asked, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from lm_tuning.export.records import ExportRecord, ServedModel, ServingSettings
+from lm_tuning.json_types import JsonObject
+from lm_tuning.models.loading import load_tokenizer
+from lm_tuning.models.record import QuantizationRecord, TuningRecord
+from lm_tuning.models.tuned import read_label_map, read_tuning
+from lm_tuning.parameters.export import ExportParameters
+from lm_tuning.text.store.table import open_split
+
+NUM_TRIED_ROWS = 8
+_CHAT_EXAMPLE = "What can you do?"
+
+
+def describe_served(
+    folder: Path, record: ExportRecord, tuned_folder: Path, tokens_folder: Path, export: ExportParameters
+) -> ServedModel:
+    """Describe the model to MLflow.
+
+    Args:
+        folder: the published export.
+        record: of the export.
+        tuned_folder: what was exported.
+        tokens_folder: rows, which show what the training put around a text.
+        export: the ``export`` parameters.
+    """
+    tuning = read_tuning(tuned_folder)
+    settings = _settings_of(folder, record, tuning, tokens_folder, export)
+    # Its own flavour runs a pipeline of transformers, which knows no encoder-decoders any more, loses adapters, and
+    # puts around a text what the tokenizer does by itself.
+    is_plain = settings["strip_token_id"] is None and settings["append_token_id"] is None
+    can_pipe = not settings["is_adapter"] and record["task"] != "seq2seq_lm" and is_plain
+    flavor: Literal["transformers", "python"] = "transformers" if can_pipe else "python"
+    example: list[str] | JsonObject
+    if flavor == "transformers" and settings["is_chat"]:
+        pipeline_task = "llm/v1/chat"
+        example = {"messages": [{"role": "user", "content": _CHAT_EXAMPLE}]}
+    else:
+        pipeline_task = "text-classification" if settings["labels"] else "text-generation"
+        example = [_CHAT_EXAMPLE] if settings["is_chat"] else _first_text(folder, record["task"], tokens_folder)
+    return {
+        "is_wanted": export.logs_model,
+        "folder": str(folder),
+        "flavor": flavor,
+        "pipeline_task": pipeline_task,
+        "settings": settings,
+        "example": example,
+        "requirements": _requirements(settings),
+        "register_as": export.register_as,
+        "alias": export.alias,
+        "tags": _tags(record),
+    }
+
+
+def _settings_of(
+    folder: Path, record: ExportRecord, tuning: TuningRecord, tokens_folder: Path, export: ExportParameters
+) -> ServingSettings:
+    tokenizer = load_tokenizer(str(folder.absolute()))
+    labels = read_label_map(folder) or {}
+    is_adapter, task = record["format"] == "adapter", record["task"]
+    held, base = tuning["quantization"], tuning["base"]
+    adds, strip, append = _frame_of(tokenizer, task, _prompts(task, tokens_folder))
+    return {
+        "task": task,
+        "is_adapter": is_adapter,
+        "base": _absolute(base["name_or_path"]) if is_adapter else None,
+        "revision": base["revision"] if is_adapter else None,
+        "quantization": bitsandbytes_options(held) if is_adapter and held is not None else None,
+        "num_embeddings": record["num_embeddings"],
+        "is_chat": bool(tuning["rendering"]),
+        "adds_special_tokens": adds,
+        "append_token_id": append,
+        "strip_token_id": strip,
+        "max_new_tokens": export.parity.max_new_tokens,
+        "labels": sorted(labels, key=lambda name: labels[name]),
+        "trust_remote_code": base["trust_remote_code"],
+    }
+
+
+def bitsandbytes_options(held: QuantizationRecord, compute_dtype: str = "float32") -> JsonObject:
+    """Return the keywords of a ``BitsAndBytesConfig``, with the name of a dtype, so that JSON can hold them.
+
+    Args:
+        held: how weights are quantized.
+        compute_dtype: that they are multiplied in.
+    """
+    if held["bits"] == 8:
+        return {"load_in_8bit": True}
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": held["quant_type"],
+        "bnb_4bit_use_double_quant": held["double_quant"],
+        "bnb_4bit_compute_dtype": compute_dtype,
+    }
+
+
+def _absolute(name: str) -> str:
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
+
+
+def _prompts(task: str, tokens_folder: Path) -> list[list[int]]:
+    """Return the first rows as the model is asked them: whole texts to classify, else what stands before an answer."""
+    for split in ("test", "validation", "train"):
+        table = open_split(tokens_folder, split)
+        rows = [table[index] for index in range(min(len(table), NUM_TRIED_ROWS))]
+        if task == "sequence_classification":
+            prompts = [row.input_ids.tolist() for row in rows]
+        else:
+            prompts = [row.input_ids.tolist()[: row.spans[-1][0]] for row in rows if row.spans]
+        if prompts:
+            return prompts
+    return []
+
+
+def _frame_of(tokenizer: Any, task: str, prompts: Sequence[Sequence[int]]) -> tuple[bool, int | None, int | None]:
+    """Find out what makes the rows' tokens of a text again.
+
+    Returns:
+        Whether the tokenizer adds its special tokens, the last of these that the training did not have, and the EOS
+        token that the training put where the tokenizer does not.
+    """
+    if not prompts or tokenizer.eos_token_id is None:
+        return task != "causal_lm", None, None
+    end = int(tokenizer.eos_token_id)
+    texts = [tokenizer.decode(prompt, skip_special_tokens=True) for prompt in prompts]
+    if task == "causal_lm":
+        # A prompt of a chat is text with control tokens in it, which the template has written already.
+        whole = [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in prompts]
+        written = sum(list(tokenizer(text, add_special_tokens=False).input_ids) == list(prompt)
+                      for text, prompt in zip(whole, prompts, strict=True))  # fmt: skip
+        added = sum(list(tokenizer(text).input_ids) == list(prompt)
+                    for text, prompt in zip(texts, prompts, strict=True))  # fmt: skip
+        return added > written, None, None
+    made = [list(tokenizer(text).input_ids) for text in texts]
+    ends = sum(bool(ids) and ids[-1] == end for ids in made)
+    wanted = sum(prompt[-1] == end for prompt in prompts)
+    strip = end if ends == len(made) and wanted < len(prompts) else None
+    append = end if wanted == len(prompts) and ends < len(made) else None
+    return True, strip, append
+
+
+def _first_text(folder: Path, task: str, tokens_folder: Path) -> list[str]:
+    tokenizer = load_tokenizer(str(folder.absolute()))
+    prompts = _prompts(task, tokens_folder)
+    # Plain text that is learned from its first token has nothing to be asked.
+    text = tokenizer.decode(prompts[0], skip_special_tokens=True) if prompts else ""
+    return [text or _CHAT_EXAMPLE]
+
+
+def _requirements(settings: ServingSettings) -> list[str]:
+    names = ["torch", "transformers", "accelerate", "safetensors"]
+    names += ["peft"] if settings["is_adapter"] else []
+    names += ["bitsandbytes"] if settings["quantization"] is not None else []
+    # A build of torch for a machine, such as +cpu, is found on no index.
+    return [f"{name}=={version(name).partition('+')[0]}" for name in names]
+
+
+def _tags(record: ExportRecord) -> dict[str, str]:
+    tags = {
+        "lm_tuning.format": record["format"],
+        "lm_tuning.dtype": record["dtype"],
+        "lm_tuning.base_model": record["base_model"],
+        "lm_tuning.base_digest": record["base_digest"],
+        "lm_tuning.tokens_key": record["tokens_key"],
+        "lm_tuning.training_run": record["mlflow_run_id"],
+        "lm_tuning.mean_kl_nats": f"{record['parity']['distance']['mean_kl_nats']:.3g}",
+    }
+    return {name: value for name, value in tags.items() if value}

@@ -1,0 +1,65 @@
+"""Nodes of the export pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lm_tuning.export.records import ExportRecord, ServedModel, UploadRecord
+from lm_tuning.models.record import ModelLocation
+from lm_tuning.parameters import ExportParameters, ModelParameters
+from lm_tuning.pipelines import DIGEST_CACHE
+from lm_tuning.progress import show_progress
+
+
+def export_model(
+    tuned_model: Path,
+    tokenized_examples: Path,
+    export_work: Path,
+    report_folder: Path,
+    raw_examples: dict[str, Any],
+    *,
+    export: ExportParameters,
+    model: ModelParameters,
+) -> tuple[Path, ExportRecord]:
+    """Write the tuned model in the form that is asked for, and compare it with what was trained."""
+    from lm_tuning.export.card import CardSources
+    from lm_tuning.export.checks import plan_export
+    from lm_tuning.export.report import describe_export
+    from lm_tuning.export.run import export_model as write_export
+    from lm_tuning.runtime.device import describe_device
+
+    base = ModelLocation(
+        name_or_path=model.name_or_path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+    plan = plan_export(
+        tuned_model, tokenized_examples, export, base=base, digest_cache=DIGEST_CACHE, target=export_work
+    )
+    sources = CardSources(report_folder, raw_examples)
+    with show_progress() as on_progress:
+        made = write_export(plan, export_work, device=describe_device().kind, card=sources, on_progress=on_progress)
+    Console().print(describe_export(made.record))
+    return made.folder, made.record
+
+
+def serve_export(
+    exported_model: Path,
+    export_record: ExportRecord,
+    tuned_model: Path,
+    tokenized_examples: Path,
+    *,
+    export: ExportParameters,
+) -> ServedModel:
+    """Describe the export to MLflow as a model that answers requests; whether it gets one, parameters say."""
+    from lm_tuning.export.served import describe_served
+
+    return describe_served(exported_model, export_record, tuned_model, tokenized_examples, export)
+
+
+def upload_export(exported_model: Path, *, export: ExportParameters) -> UploadRecord:
+    """Upload the export to a model hub, or show what would be sent; nothing of both unless parameters ask for it."""
+    from lm_tuning.export.upload import upload_folder
+
+    return upload_folder(exported_model, export.hub_repository, dry_run=export.hub_dry_run, private=export.hub_private)
