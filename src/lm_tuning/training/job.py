@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from lm_tuning.training.health.pre_checks import check_rows_before_planning
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
+from lm_tuning.training.kernels.fp8 import Fp8Layers, refuse_without_device
 from lm_tuning.training.kernels.recording import find_recorder
 from lm_tuning.training.kernels.step_graph import StepGraphs
 from lm_tuning.training.planning.out_of_memory import MemoryUse
@@ -106,6 +107,8 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     if not settings.train.resume:
         health.begin()
     refuse_conflicts(settings)
+    if settings.train.fp8:
+        refuse_without_device(settings.device, settings.compute_dtype)
     train_rows = open_split(paths.tokens, "train")
     validation_rows = open_split(paths.tokens, "validation")
     plan = step_plan_of(settings, train_rows)
@@ -196,6 +199,7 @@ class LoopSettings:
         best_metric: name of the figure that the best checkpoint has the best of.
         replanner: splits the steps smaller when memory runs out.
         layers: decoder layers to compile at the first step; ``None`` for none.
+        fp8: frozen layers to run in 8 bits from the first step on; ``None`` for none.
         graphs: replays small steps from CUDA graphs; ``None`` runs all without.
         compiled_planner: tries larger micro-batches once they are compiled; ``None`` keeps their size.
         first_loss: what step 1 must log; ``None`` skips the check.
@@ -211,6 +215,7 @@ class LoopSettings:
     memory: MemoryUse
     replanner: Replanner
     layers: CompiledLayers | None = None
+    fp8: Fp8Layers | None = None
     graphs: StepGraphs | None = None
     compiled_planner: CompiledPlanner | None = None
     on_checkpoint: Callable[[], object] = lambda: None
@@ -220,10 +225,27 @@ class LoopSettings:
         """Return the group ``train``."""
         return self.job.settings.train
 
+    def plain_passes(self) -> ExitStack:
+        """Return a context in which layers run as they are, neither compiled nor in 8 bits."""
+        return pause(self.layers, self.fp8)
+
     @property
     def eval_every_steps(self) -> int | None:
         """Return the steps between evaluations; ``None`` where none is asked for, or no rows are there for it."""
         return None if self.evaluate is None else self.train.eval_every_steps
+
+
+def pause(*changed: CompiledLayers | Fp8Layers | None) -> ExitStack:
+    """Return a context in which layers run as they are.
+
+    Args:
+        *changed: what makes them run otherwise; ``None`` for nothing.
+    """
+    paused = ExitStack()
+    for each in changed:
+        if each is not None:
+            paused.enter_context(each.paused())
+    return paused
 
 
 def choose_workers(settings: TrainingSettings) -> int:
@@ -251,8 +273,8 @@ def choose_evaluation(
 
     def evaluate() -> dict[str, float]:
         # Evaluations have shapes of their own, for which layers would be compiled again.
-        paused = fast.layers.paused() if fast.layers is not None else nullcontext()
-        with paused, autocast(settings.device, settings.compute_dtype):
+        # And their figures are to be comparable with those of the base model, which are made in 16 bits.
+        with pause(fast.layers, fast.fp8), autocast(settings.device, settings.compute_dtype):
             held_out = measure_held_out(
                 steps.task,
                 model,

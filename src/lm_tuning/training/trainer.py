@@ -33,6 +33,7 @@ from lm_tuning.training.health.pre_checks import check_trained_parts
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.job import LoopSettings, choose_workers
+from lm_tuning.training.kernels.fp8_trial import begin_fp8
 from lm_tuning.training.planning.replanning import release
 from lm_tuning.training.replayed_steps import ReplaysSteps
 from lm_tuning.training.step_log import StepLog
@@ -136,6 +137,11 @@ class StepPlanTrainer(KeepsCheckpoints, ReplaysSteps, GuardsUpdates, Trainer):
             model.train()
         if self.state.global_step == 0:
             self._add_or_stop(check_trained_parts(self.accelerator.unwrap_model(model), self.loop.job.settings))
+        if self._batch is None and self.loop.fp8 is not None:
+            # Before layers are compiled, so that they are compiled as they will run.
+            began = time.perf_counter()
+            begin_fp8(self.loop.fp8, model, self.steps.task, inputs, self.loop.job, self.health)
+            self.step_log.paused(time.perf_counter() - began)
         if self._batch is None and self.loop.layers is not None:
             self._compile(model, inputs)
         inputs = self.loop.replanner.split_again(inputs)
@@ -284,7 +290,7 @@ class StepPlanTrainer(KeepsCheckpoints, ReplaysSteps, GuardsUpdates, Trainer):
         # What the device still has to do for the step is the step's own time, not that of the check.
         self.step_log.flush()
         began = time.perf_counter()
-        with self.loop.layers.paused() if self.loop.layers is not None else nullcontext():
+        with self.loop.plain_passes():
             # Not the wrapped one, since unwrapping looks for compiled layers in every module.
             movement.check(self.health, self.model)
         seconds = time.perf_counter() - began
