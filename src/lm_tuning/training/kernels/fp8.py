@@ -31,10 +31,12 @@ MULTIPLE = 16
 MIN_CAPABILITY = (8, 9)
 """Compute capability from which on a card has such products: Ada Lovelace and Hopper."""
 
+KEPT_SHARE = 0.1
+"""Share of a card's memory that the frozen weights in 16 bits may take beside those in 8; larger ones wait in the host's
+memory, from where an evaluation brings them back in seconds."""
+
 # Rows of padding are zero; a gradient of one token among a million is not as small as this.
 _SMALLEST = 1e-30
-# Share of a card that the frozen weights may take a second time; beyond it those in 16 bits wait in the host's memory.
-_KEPT_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -166,13 +168,11 @@ class Fp8Layers:
         layers: both sides of each are a multiple of 16.
         num_others: frozen linear layers beside them that stay in 16 bits, for their sizes.
         why_not: what speaks against it, known before a step is made; ``None`` leaves it to a try.
-        kept_share: share of the device's memory that the weights may take a second time.
     """
 
     layers: list[torch.nn.Linear]
     num_others: int = 0
     why_not: str | None = None
-    kept_share: float = _KEPT_SHARE
     _weights: list[Fp8Weight] = field(default_factory=list)
     _on_host: list[torch.Tensor] = field(default_factory=list)
 
@@ -210,7 +210,7 @@ class Fp8Layers:
             Whether they were moved.
         """
         size = sum(layer.weight.nbytes for layer in self.layers)
-        if size <= self.kept_share * _memory_of(self.layers[0].weight.device):
+        if size <= KEPT_SHARE * _memory_of(self.layers[0].weight.device):
             return False
         self._on_host = [layer.weight.detach().cpu() for layer in self.layers]
         self._leave_out()

@@ -6,8 +6,6 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lm_tuning.models.structure import inner_model
 from lm_tuning.training.health.plain_loss import measure_training_path, measuring
 from lm_tuning.training.health.records import Finding
@@ -77,7 +75,7 @@ def begin_fp8(
     if why_not is None:
         why_not = _try(layers, model, task, batch, job, health)
     if why_not is None:
-        said = f"yes: {_count(layers)}, {_describe_memory(layers)}"
+        said = f"yes: {_count(layers)}, {_describe_memory(layers, are_moved=layers.release_weights())}"
     else:
         layers.switch_off()
         said = f"no, since {why_not}"
@@ -139,11 +137,8 @@ def _count(layers: Fp8Layers) -> str:
     return said
 
 
-def _describe_memory(layers: Fp8Layers) -> str:
-    """Move the weights in 16 bits to the host where they would take much memory, and describe what is where."""
+def _describe_memory(layers: Fp8Layers, *, are_moved: bool) -> str:
     size = f"{layers.num_bytes / _GIB:.2f} GiB in two layouts"
-    if layers.release_weights():
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return f"{size}, in the place of those in 16 bits, which wait in the host's memory"
+    if are_moved:
+        return f"{size} in the place of those in 16 bits, which wait in the host's memory"
     return f"{size} beside those in 16 bits"
