@@ -93,7 +93,9 @@ def write_tokens(folder: Path, model: Path, options: argparse.Namespace) -> floa
         rows = list(read_rows(options.rows, model, num_train))
         held_out = list(read_rows(options.held_out_rows, model, options.held_out))
     else:
-        drawn = [(ids, 0) for ids in draw_rows("report", num_train + options.held_out, SHAPES[options.shape].vocabulary)]
+        drawn = [
+            (ids, 0) for ids in draw_rows("report", num_train + options.held_out, SHAPES[options.shape].vocabulary)
+        ]
         rows, held_out = drawn[:num_train], drawn[num_train:]
     for split, kept in (("train", rows), ("validation", held_out)):
         with TokenTableWriter(folder / f"{split}.arrow") as writer:

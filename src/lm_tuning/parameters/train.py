@@ -223,8 +223,8 @@ class TrainParameters(ParameterGroup):
     where a try is at least 1.3 times as fast, true wherever it computes the same."""
 
     fp8: bool = False
-    """Make the products of frozen layers in 8-bit floats beside a LoRA adapter in 16 bits: faster for models of billions
-    of weights on cards from compute capability 8.9, with a rounding that is checked before the first step."""
+    """Make the products of frozen layers in 8-bit floats beside a LoRA adapter in 16 bits, on cards from compute
+    capability 8.9: faster for models of billions of weights, with a rounding that is checked before the first step."""
 
     num_epochs: Count | None = None
     """Passes over the training rows; null leaves the length to max_steps."""

@@ -32,8 +32,8 @@ MIN_CAPABILITY = (8, 9)
 """Compute capability from which on a card has such products: Ada Lovelace and Hopper."""
 
 KEPT_SHARE = 0.1
-"""Share of a card's memory that the frozen weights in 16 bits may take beside those in 8; larger ones wait in the host's
-memory, from where an evaluation brings them back in seconds."""
+"""Share of a card's memory that the frozen weights in 16 bits may take beside those in 8; larger ones wait in the
+host's memory, from where an evaluation brings them back in seconds."""
 
 # Rows of padding are zero; a gradient of one token among a million is not as small as this.
 _SMALLEST = 1e-30
@@ -58,9 +58,7 @@ class Fp8Weight:
     @property
     def num_bytes(self) -> int:
         """Return the memory that it takes."""
-        return sum(
-            tensor.nbytes for tensor in (self.forward, self.forward_scale, self.backward, self.backward_scale)
-        )
+        return sum(tensor.nbytes for tensor in (self.forward, self.forward_scale, self.backward, self.backward_scale))
 
 
 def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -53,7 +53,7 @@ def choose_fp8(model: Any, settings: TrainingSettings, *, compiles: bool) -> tup
 
 
 def begin_fp8(
-    layers: Fp8Layers, model: Any, task: TrainingTask, batch: StepBatch, job: Job, health: HealthReport
+    layers: Fp8Layers, model: Any, batch: StepBatch, *, task: TrainingTask, job: Job, health: HealthReport
 ) -> None:
     """Let layers run in 8 bits if the step's rows have nearly the same loss then; leave them as they are otherwise.
 
@@ -62,8 +62,8 @@ def begin_fp8(
     Args:
         layers: of the model.
         model: as it is trained, not compiled yet.
-        task: which logits carry loss.
         batch: the first step of this process.
+        task: which logits carry loss.
         job: the settings, and what they come to.
         health: receives both losses, and a finding where training goes on in 16 bits.
 
@@ -73,7 +73,7 @@ def begin_fp8(
     # What an earlier process of the run has found holds for this one: a run should not change in its middle.
     why_not = "so it was before the resume" if health.has(_CODE) else layers.why_not
     if why_not is None:
-        why_not = _try(layers, model, task, batch, job, health)
+        why_not = _try(layers, model, batch, task=task, job=job, health=health)
     if why_not is None:
         said = f"yes: {_count(layers)}, {_describe_memory(layers, are_moved=layers.release_weights())}"
     else:
@@ -87,7 +87,7 @@ def begin_fp8(
 
 
 def _try(
-    layers: Fp8Layers, model: Any, task: TrainingTask, batch: StepBatch, job: Job, health: HealthReport
+    layers: Fp8Layers, model: Any, batch: StepBatch, *, task: TrainingTask, job: Job, health: HealthReport
 ) -> str | None:
     """Switch the layers on and compare the loss of a step; return what speaks against it."""
 
