@@ -3,7 +3,7 @@
     python benchmarks/fp8.py --shape 4b [--steps 50] [--tokens 16384] [--profile]
     python benchmarks/fp8.py --model FOLDER --rows train.jsonl --held-out-rows test.jsonl
 
-LoRA on all linear layers, one micro-batch a step, compiled layers. A shape has random weights and random rows of the
+LoRA on all linear layers, one micro-batch per step, compiled layers. A shape has random weights and random rows of the
 lengths that ``throughput.py`` draws, which tells speed and memory; what the rounding does to a loss is told by a real
 model (``embedded``: the one that the project comes with) and real rows, JSON lines of ``question`` and ``answer``.
 

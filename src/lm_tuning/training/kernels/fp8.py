@@ -235,7 +235,7 @@ class Fp8Layers:
                 del layer.forward
 
     def _bring_back(self) -> None:
-        """Put the weights back on the device, where they were moved away."""
+        """Move the weights back to the device, where they were moved away."""
         for layer, weight in zip(self.layers, self._on_host, strict=bool(self._on_host)):
             layer.weight.data = weight.to(layer.weight.device)
 
@@ -243,7 +243,7 @@ class Fp8Layers:
         """Let go of the weights on the device whose copies lie on the host."""
         for layer, _ in zip(self.layers, self._on_host, strict=bool(self._on_host)):
             weight = layer.weight
-            # One NaN in all places: the shape stays, for whoever counts, and whoever reads it notices.
+            # One NaN for all indices: the shape stays, for whoever counts, and whoever reads it notices.
             layer.weight.data = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
 
 

@@ -71,7 +71,7 @@ def begin_fp8(
         UserError: the user wants that finding to end the run.
     """
     # What an earlier process of the run has found holds for this one: a run should not change in its middle.
-    why_not = "so it was before the resume" if health.has(_CODE) else layers.why_not
+    why_not = "it was so before the resume" if health.has(_CODE) else layers.why_not
     if why_not is None:
         why_not = _try(layers, model, batch, task=task, job=job, health=health)
     if why_not is None:
