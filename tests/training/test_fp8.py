@@ -18,6 +18,7 @@ from lm_tuning.training.results import TrainingResult
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.cards import needs_fp8
+from tests.support.replaying import CallingRecorder
 from tests.support.settings import base_record, make_settings, vary
 from tests.support.tiny import make_model, make_tokenizer
 
@@ -130,6 +131,21 @@ def test_how_a_step_is_made_changes_next_to_nothing(
     other = train(paths, lora, "other", **changes)
     assert verdict(other).startswith("yes")
     torch.testing.assert_close(losses_of(other), losses_of(once), rtol=2e-4, atol=0)
+
+
+def test_replayed_steps_are_those_without_graphs(
+    paths: TrainingPaths, lora: TrainingSettings, emulated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = CallingRecorder()
+    for module in ("job", "kernels.fast_path"):
+        monkeypatch.setattr(f"lm_tuning.training.{module}.find_recorder", lambda device: recorder)
+    plain = train(paths, lora, "plain", cuda_graphs=False, max_steps=30)
+    found = train(paths, lora, "replayed", cuda_graphs=True, max_steps=30)
+    assert recorder.recordings[0].num_replays > 10
+    facts: Any = found.health["facts"]["fast_path"]
+    assert facts["fp8"].startswith("yes"), "and what is said of graphs later leaves it"
+    assert "replayed" in facts["cuda_graphs"]
+    torch.testing.assert_close(losses_of(found), losses_of(plain), rtol=1e-3, atol=0)
 
 
 def test_a_step_that_is_not_finite_is_skipped(

@@ -305,7 +305,9 @@ def choose_graphs(job: Job, ready: ReadyModel, fast: FastPath, health: HealthRep
         return None
 
     def tell(said: str) -> None:
-        health.facts["fast_path"] = {**fast.facts, "cuda_graphs": said}
+        # Of the report, which knows by now what step 1 has decided.
+        facts: Any = health.facts.get("fast_path", fast.facts)
+        health.facts["fast_path"] = {**facts, "cuda_graphs": said}
 
     if job.batch_plan.gradient_checkpointing:
         tell("no, since gradient checkpointing keeps random states, which cannot be recorded")
