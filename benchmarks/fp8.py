@@ -19,6 +19,7 @@ import argparse
 import gc
 import json
 import logging
+import math
 import statistics
 import sys
 import tempfile
@@ -250,6 +251,7 @@ def main() -> None:
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--long-run", action="store_true", help="take the head's loss that a run of hours would take")
     parser.add_argument("--loss-bound", type=float, help="in the place of the product's, to train on beyond it")
     parser.add_argument("--emulate", action="store_true", help="run without a card, which tells nothing of speed")
     options = parser.parse_args()
@@ -257,10 +259,13 @@ def main() -> None:
         parser.error("--model needs --rows and --held-out-rows")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     from lm_tuning.runtime.backend import apply_backend
-    from lm_tuning.training.kernels import fp8, fp8_trial
+    from lm_tuning.training.kernels import fast_path, fp8, fp8_trial
 
     if options.emulate:
         fp8.why_no_device = lambda kind: None
+    if options.long_run:
+        choose = fast_path.choose_head_loss
+        fast_path.choose_head_loss = lambda *given, **named: choose(*given, **named | {"num_positions": math.inf})
     if options.loss_bound:
         fp8_trial.LOSS_BOUND = options.loss_bound
     apply_backend(tf32=True, flash_sdp=True, mem_efficient_sdp=True, reproducibility="fast", num_threads="auto")
