@@ -119,6 +119,25 @@ def test_weights_that_wait_on_the_host_change_nothing(
     assert [row[key] for row in waiting.evaluations] == [row[key] for row in kept.evaluations]
 
 
+def test_a_model_that_reads_such_a_weight_by_another_way_goes_on_in_bfloat16(
+    paths: TrainingPaths, lora: TrainingSettings, emulated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        gate, up = (
+            layer.base_layer if hasattr(layer, "base_layer") else layer for layer in (self.gate_proj, self.up_proj)
+        )
+        both = torch.nn.functional.linear(x, torch.cat([gate.weight, up.weight])).chunk(2, dim=-1)
+        return self.down_proj(self.act_fn(both[0]) * both[1])
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    monkeypatch.setattr(fp8, "KEPT_SHARE", 0.0)
+    found = train(paths, lora, lora=LORA | {"target_modules": ["q_proj", "down_proj"]})
+    assert "have a loss of nan nats per token in 8 bits" in verdict(found)
+    assert all(math.isfinite(loss) for loss in losses_of(found))
+
+
 def test_a_resume_goes_on_as_if_nothing_had_been(paths: TrainingPaths, lora: TrainingSettings, emulated: None) -> None:
     check_resume(paths, vary(lora, eval_every_steps=3))
 

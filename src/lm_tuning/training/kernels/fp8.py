@@ -33,7 +33,8 @@ MIN_CAPABILITY = (8, 9)
 
 KEPT_SHARE = 0.1
 """Share of a card's memory that the frozen weights in 16 bits may take beside those in 8; larger ones wait in the
-host's memory, from where an evaluation brings them back in seconds."""
+host's memory, from where an evaluation brings them back in seconds. Compiled layers save more than that of what the
+batch planner has measured."""
 
 # Rows of padding are zero; a gradient of one token among a million is not as small as this.
 _SMALLEST = 1e-30
@@ -111,7 +112,7 @@ class _FrozenProduct(torch.autograd.Function):
     """Multiply with a frozen weight; only the input has a gradient, and nothing of it is kept for that."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # noqa: PLR0917
+    def forward(  # noqa: PLR0917
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
@@ -125,9 +126,7 @@ class _FrozenProduct(torch.autograd.Function):
         return scaled_product(quantized, weight, scale, weight_scale)
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, grad: torch.Tensor
-    ) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         """Return the gradient of the input, ``(rows, in)``; ``grad`` is ``(rows, out)``."""
         turned, turned_scale = ctx.saved_tensors
         quantized, scale = quantize_rows(grad)
@@ -201,18 +200,17 @@ class Fp8Layers:
         self._weights.clear()
         self._on_host.clear()
 
-    def release_weights(self) -> bool:
-        """Move the weights in 16 bits to the host's memory where they would take much of the device's.
+    @property
+    def wait_on_host(self) -> bool:
+        """Return whether the weights in 16 bits lie in the host's memory."""
+        return bool(self._on_host)
 
-        Returns:
-            Whether they were moved.
-        """
+    def release_weights(self) -> None:
+        """Move the weights in 16 bits to the host's memory where they would take much of the device's."""
         size = sum(layer.weight.nbytes for layer in self.layers)
-        if size <= KEPT_SHARE * _memory_of(self.layers[0].weight.device):
-            return False
-        self._on_host = [layer.weight.detach().cpu() for layer in self.layers]
-        self._leave_out()
-        return True
+        if size > KEPT_SHARE * _memory_of(self.layers[0].weight.device):
+            self._on_host = [layer.weight.detach().cpu() for layer in self.layers]
+            self._leave_out()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -221,8 +219,8 @@ class Fp8Layers:
             yield
             return
         self._take_away()
-        self._bring_back()
         try:
+            self._bring_back()
             yield
         finally:
             self._leave_out()

@@ -75,7 +75,7 @@ def begin_fp8(
     if why_not is None:
         why_not = _try(layers, model, batch, task=task, job=job, health=health)
     if why_not is None:
-        said = f"yes: {_count(layers)}, {_describe_memory(layers, are_moved=layers.release_weights())}"
+        said = f"yes: {_count(layers)}, {_describe_memory(layers)}"
     else:
         layers.switch_off()
         said = f"no, since {why_not}"
@@ -98,6 +98,8 @@ def _try(
     plain = measure()
     try:
         layers.switch_on()
+        # Before the passes, which then tell whether something reads these weights by another way.
+        layers.release_weights()
         found = measure()
     # Whatever a kernel that this card, driver or library lacks raises, for lack of memory too.
     except Exception as error:
@@ -137,8 +139,8 @@ def _count(layers: Fp8Layers) -> str:
     return said
 
 
-def _describe_memory(layers: Fp8Layers, *, are_moved: bool) -> str:
+def _describe_memory(layers: Fp8Layers) -> str:
     size = f"{layers.num_bytes / _GIB:.2f} GiB in two layouts"
-    if are_moved:
+    if layers.wait_on_host:
         return f"{size} in the place of those in 16 bits, which wait in the host's memory"
     return f"{size} beside those in 16 bits"
