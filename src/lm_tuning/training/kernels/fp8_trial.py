@@ -16,8 +16,8 @@ from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.batching.batch import StepBatch
+    from lm_tuning.batching.losses import LossShape
     from lm_tuning.batching.tasks.base import TrainingTask
-    from lm_tuning.training.job import Job
     from lm_tuning.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,14 @@ def choose_fp8(model: Any, settings: TrainingSettings, *, compiles: bool) -> tup
 
 
 def begin_fp8(
-    layers: Fp8Layers, model: Any, batch: StepBatch, *, task: TrainingTask, job: Job, health: HealthReport
+    layers: Fp8Layers,
+    model: Any,
+    batch: StepBatch,
+    *,
+    task: TrainingTask,
+    shape: LossShape,
+    settings: TrainingSettings,
+    health: HealthReport,
 ) -> None:
     """Let layers run in 8 bits if the step's rows have nearly the same loss then; leave them as they are otherwise.
 
@@ -64,7 +71,8 @@ def begin_fp8(
         model: as it is trained, not compiled yet.
         batch: the first step of this process.
         task: which logits carry loss.
-        job: the settings, and what they come to.
+        shape: label smoothing and class weights.
+        settings: of the training.
         health: receives both losses, and a finding where training goes on in 16 bits.
 
     Raises:
@@ -73,7 +81,7 @@ def begin_fp8(
     # What an earlier process of the run has found holds for this one: a run should not change in its middle.
     why_not = "it was so before the resume" if health.has(_CODE) else layers.why_not
     if why_not is None:
-        why_not = _try(layers, model, batch, task=task, job=job, health=health)
+        why_not = _try(layers, model, batch, task=task, shape=shape, settings=settings, health=health)
     if why_not is None:
         said = f"yes: {_count(layers)}, {_describe_memory(layers)}"
     else:
@@ -87,13 +95,20 @@ def begin_fp8(
 
 
 def _try(
-    layers: Fp8Layers, model: Any, batch: StepBatch, *, task: TrainingTask, job: Job, health: HealthReport
+    layers: Fp8Layers,
+    model: Any,
+    batch: StepBatch,
+    *,
+    task: TrainingTask,
+    shape: LossShape,
+    settings: TrainingSettings,
+    health: HealthReport,
 ) -> str | None:
     """Switch the layers on and compare the loss of a step; return what speaks against it."""
 
     def measure() -> float:
-        with measuring(job.settings):
-            return measure_training_path(task, model, batch, shape=job.shape, device=job.settings.device)
+        with measuring(settings):
+            return measure_training_path(task, model, batch, shape=shape, device=settings.device)
 
     plain = measure()
     try:
