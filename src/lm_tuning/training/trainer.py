@@ -140,7 +140,10 @@ class StepPlanTrainer(KeepsCheckpoints, ReplaysSteps, GuardsUpdates, Trainer):
         if self._batch is None and self.loop.fp8 is not None:
             # Before layers are compiled, so that they are compiled as they will run.
             began = time.perf_counter()
-            begin_fp8(self.loop.fp8, model, inputs, task=self.steps.task, job=self.loop.job, health=self.health)
+            task, job = self.steps.task, self.loop.job
+            begin_fp8(
+                self.loop.fp8, model, inputs, task=task, shape=job.shape, settings=job.settings, health=self.health
+            )
             self.step_log.paused(time.perf_counter() - began)
         if self._batch is None and self.loop.layers is not None:
             self._compile(model, inputs)
