@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
 from lm_tuning.training.kernels.fp8 import Fp8Layers, refuse_without_device
+from lm_tuning.training.kernels.fp8_trial import begin_fp8
 from lm_tuning.training.kernels.recording import find_recorder
 from lm_tuning.training.kernels.step_graph import StepGraphs
 from lm_tuning.training.planning.out_of_memory import MemoryUse
@@ -39,7 +41,9 @@ from lm_tuning.training.setup.model import choose_loss_shape
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
+    from lm_tuning.batching.batch import StepBatch
     from lm_tuning.batching.step_loader import StepDataset
+    from lm_tuning.batching.tasks.base import TrainingTask
     from lm_tuning.training.kernels.fast_path import FastPath
     from lm_tuning.training.setup.model import ReadyModel
 
@@ -228,6 +232,13 @@ class LoopSettings:
     def plain_passes(self) -> ExitStack:
         """Return a context in which layers run as they are, neither compiled nor in 8 bits."""
         return pause(self.layers, self.fp8)
+
+    def begin_fp8(self, model: Any, batch: StepBatch, task: TrainingTask, health: HealthReport) -> float:
+        """Let layers run in 8 bits, if the first step of this process says nothing against it; return the seconds."""
+        assert self.fp8 is not None
+        began, job = time.perf_counter(), self.job
+        begin_fp8(self.fp8, model, batch, task=task, shape=job.shape, settings=job.settings, health=health)
+        return time.perf_counter() - began
 
     @property
     def eval_every_steps(self) -> int | None:

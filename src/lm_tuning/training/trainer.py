@@ -33,7 +33,6 @@ from lm_tuning.training.health.pre_checks import check_trained_parts
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.job import LoopSettings, choose_workers
-from lm_tuning.training.kernels.fp8_trial import begin_fp8
 from lm_tuning.training.planning.replanning import release
 from lm_tuning.training.replayed_steps import ReplaysSteps
 from lm_tuning.training.step_log import StepLog
@@ -139,12 +138,7 @@ class StepPlanTrainer(KeepsCheckpoints, ReplaysSteps, GuardsUpdates, Trainer):
             self._add_or_stop(check_trained_parts(self.accelerator.unwrap_model(model), self.loop.job.settings))
         if self._batch is None and self.loop.fp8 is not None:
             # Before layers are compiled, so that they are compiled as they will run.
-            began = time.perf_counter()
-            task, job = self.steps.task, self.loop.job
-            begin_fp8(
-                self.loop.fp8, model, inputs, task=task, shape=job.shape, settings=job.settings, health=self.health
-            )
-            self.step_log.paused(time.perf_counter() - began)
+            self.step_log.paused(self.loop.begin_fp8(model, inputs, self.steps.task, self.health))
         if self._batch is None and self.loop.layers is not None:
             self._compile(model, inputs)
         inputs = self.loop.replanner.split_again(inputs)
