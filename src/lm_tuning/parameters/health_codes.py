@@ -61,6 +61,7 @@ _ALL = [
     HealthCode("parameter-without-gradient", "warn", "a parameter that should be trained gets no gradient"),
     HealthCode("nothing-has-gradient", "stop", "no parameter that should be trained gets a gradient"),
     HealthCode("frozen-parameter-has-gradient", "warn", "a frozen parameter gets a gradient"),
+    HealthCode("fp8-not-used", "warn", "products in 8 bits were asked for, and training goes on in 16 bits"),
     # While training.
     HealthCode("loss-not-finite", "warn", "a step's loss is NaN or infinite"),
     HealthCode("gradient-not-finite", "warn", "a gradient norm is NaN or infinite, so that the update is skipped"),

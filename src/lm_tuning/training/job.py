@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from lm_tuning.training.health.pre_checks import check_rows_before_planning
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
+from lm_tuning.training.kernels.fp8 import Fp8Layers, refuse_without_device
+from lm_tuning.training.kernels.fp8_trial import begin_fp8
 from lm_tuning.training.kernels.recording import find_recorder
 from lm_tuning.training.kernels.step_graph import StepGraphs
 from lm_tuning.training.planning.out_of_memory import MemoryUse
@@ -38,7 +41,9 @@ from lm_tuning.training.setup.model import choose_loss_shape
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
+    from lm_tuning.batching.batch import StepBatch
     from lm_tuning.batching.step_loader import StepDataset
+    from lm_tuning.batching.tasks.base import TrainingTask
     from lm_tuning.training.kernels.fast_path import FastPath
     from lm_tuning.training.setup.model import ReadyModel
 
@@ -106,6 +111,8 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     if not settings.train.resume:
         health.begin()
     refuse_conflicts(settings)
+    if settings.train.fp8:
+        refuse_without_device(settings.device, settings.compute_dtype)
     train_rows = open_split(paths.tokens, "train")
     validation_rows = open_split(paths.tokens, "validation")
     plan = step_plan_of(settings, train_rows)
@@ -196,6 +203,7 @@ class LoopSettings:
         best_metric: name of the figure that the best checkpoint has the best of.
         replanner: splits the steps smaller when memory runs out.
         layers: decoder layers to compile at the first step; ``None`` for none.
+        fp8: frozen layers to run in 8 bits from the first step on; ``None`` for none.
         graphs: replays small steps from CUDA graphs; ``None`` runs all without.
         compiled_planner: tries larger micro-batches once they are compiled; ``None`` keeps their size.
         first_loss: what step 1 must log; ``None`` skips the check.
@@ -211,6 +219,7 @@ class LoopSettings:
     memory: MemoryUse
     replanner: Replanner
     layers: CompiledLayers | None = None
+    fp8: Fp8Layers | None = None
     graphs: StepGraphs | None = None
     compiled_planner: CompiledPlanner | None = None
     on_checkpoint: Callable[[], object] = lambda: None
@@ -220,10 +229,34 @@ class LoopSettings:
         """Return the group ``train``."""
         return self.job.settings.train
 
+    def plain_passes(self) -> ExitStack:
+        """Return a context in which layers run as they are, neither compiled nor in 8 bits."""
+        return pause(self.layers, self.fp8)
+
+    def begin_fp8(self, model: Any, batch: StepBatch, task: TrainingTask, health: HealthReport) -> float:
+        """Let layers run in 8 bits, if the first step of this process says nothing against it; return the seconds."""
+        assert self.fp8 is not None
+        began, job = time.perf_counter(), self.job
+        begin_fp8(self.fp8, model, batch, task=task, shape=job.shape, settings=job.settings, health=health)
+        return time.perf_counter() - began
+
     @property
     def eval_every_steps(self) -> int | None:
         """Return the steps between evaluations; ``None`` where none is asked for, or no rows are there for it."""
         return None if self.evaluate is None else self.train.eval_every_steps
+
+
+def pause(*changed: CompiledLayers | Fp8Layers | None) -> ExitStack:
+    """Return a context in which layers run as they are.
+
+    Args:
+        *changed: what makes them run otherwise; ``None`` for nothing.
+    """
+    paused = ExitStack()
+    for each in changed:
+        if each is not None:
+            paused.enter_context(each.paused())
+    return paused
 
 
 def choose_workers(settings: TrainingSettings) -> int:
@@ -251,8 +284,8 @@ def choose_evaluation(
 
     def evaluate() -> dict[str, float]:
         # Evaluations have shapes of their own, for which layers would be compiled again.
-        paused = fast.layers.paused() if fast.layers is not None else nullcontext()
-        with paused, autocast(settings.device, settings.compute_dtype):
+        # And their figures are to be comparable with those of the base model, which are made in 16 bits.
+        with pause(fast.layers, fast.fp8), autocast(settings.device, settings.compute_dtype):
             held_out = measure_held_out(
                 steps.task,
                 model,
@@ -283,7 +316,9 @@ def choose_graphs(job: Job, ready: ReadyModel, fast: FastPath, health: HealthRep
         return None
 
     def tell(said: str) -> None:
-        health.facts["fast_path"] = {**fast.facts, "cuda_graphs": said}
+        # Of the report, which knows by now what step 1 has decided.
+        facts: Any = health.facts.get("fast_path", fast.facts)
+        health.facts["fast_path"] = {**facts, "cuda_graphs": said}
 
     if job.batch_plan.gradient_checkpointing:
         tell("no, since gradient checkpointing keeps random states, which cannot be recorded")

@@ -192,6 +192,7 @@ def _train_job(
                     memory=memory,
                     replanner=Replanner(steps, memory, health, may_lower=job.may_split_again),
                     layers=fast.layers,
+                    fp8=fast.fp8,
                     graphs=choose_graphs(job, ready, fast, health),
                     compiled_planner=compiled_planner,
                     on_checkpoint=on_checkpoint,

@@ -136,6 +136,9 @@ class StepPlanTrainer(KeepsCheckpoints, ReplaysSteps, GuardsUpdates, Trainer):
             model.train()
         if self.state.global_step == 0:
             self._add_or_stop(check_trained_parts(self.accelerator.unwrap_model(model), self.loop.job.settings))
+        if self._batch is None and self.loop.fp8 is not None:
+            # Before layers are compiled, so that they are compiled as they will run.
+            self.step_log.paused(self.loop.begin_fp8(model, inputs, self.steps.task, self.health))
         if self._batch is None and self.loop.layers is not None:
             self._compile(model, inputs)
         inputs = self.loop.replanner.split_again(inputs)
@@ -284,7 +287,7 @@ class StepPlanTrainer(KeepsCheckpoints, ReplaysSteps, GuardsUpdates, Trainer):
         # What the device still has to do for the step is the step's own time, not that of the check.
         self.step_log.flush()
         began = time.perf_counter()
-        with self.loop.layers.paused() if self.loop.layers is not None else nullcontext():
+        with self.loop.plain_passes():
             # Not the wrapped one, since unwrapping looks for compiled layers in every module.
             movement.check(self.health, self.model)
         seconds = time.perf_counter() - began

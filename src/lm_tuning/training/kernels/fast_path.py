@@ -23,6 +23,8 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.structure import inner_model
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
+from lm_tuning.training.kernels.fp8 import Fp8Layers
+from lm_tuning.training.kernels.fp8_trial import choose_fp8
 from lm_tuning.training.kernels.recording import find_recorder
 from lm_tuning.training.kernels.step_graph import MIN_STEPS
 from lm_tuning.wording import count_of
@@ -54,12 +56,14 @@ class FastPath:
         facts: the choices and their reasons, for the health report.
         layers: decoder layers that run compiled; ``None`` for none.
         may_record: whether steps may be recorded in CUDA graphs; a step of the training decides.
+        fp8: frozen layers that are to run in 8 bits from the first step on; ``None`` for none.
     """
 
     batching: Batching
     facts: dict[str, str] = field(default_factory=dict)
     layers: CompiledLayers | None = None
     may_record: bool = False
+    fp8: Fp8Layers | None = None
     _attention: str | None = None
 
     def undo(self, model: Any) -> None:
@@ -67,6 +71,8 @@ class FastPath:
         # In the reverse order of what was put in place: a compiled layer holds on to the forward passes inside of it.
         if self.layers is not None:
             self.layers.switch_off()
+        if self.fp8 is not None:
+            self.fp8.switch_off()
         remove_fused_lora(model)
         if self._attention is not None:
             inner_model(model).set_attn_implementation(self._attention)
@@ -120,6 +126,8 @@ def prepare_fast_path(
         fast.facts["head_loss"] = reason
     if plan is not None:
         fast.layers, fast.facts["compile"] = _choose_compiling(ready, settings, train_rows, plan, tokens_per_second)
+        if settings.train.fp8:
+            fast.fp8, fast.facts["fp8"] = choose_fp8(ready.model, settings, compiles=fast.layers is not None)
         fast.may_record, fast.facts["cuda_graphs"] = _choose_recording(ready, settings, plan, fast)
     for name, reason in fast.facts.items():
         logger.info("%s: %s.", _NAMES[name], reason)
@@ -131,6 +139,7 @@ _NAMES = {
     "adapters": "Adapters",
     "head_loss": "Loss of the head",
     "compile": "Compiled layers",
+    "fp8": "Products in 8 bits",
     "cuda_graphs": "CUDA graphs",
 }
 

@@ -82,7 +82,9 @@ class CompiledPlanner:
         # Where nothing could be measured something is unusual, and a training is not the place to find out what.
         if not any(point.outcome == "measured" for point in self.plan.curve):
             return
-        file = Path(self.plan.file).with_suffix(".compiled.json") if self.plan.file else None
+        # Weights in 8 bits take other memory and time.
+        kind = ".fp8.json" if self.settings.train.fp8 else ".compiled.json"
+        file = Path(self.plan.file).with_suffix(kind) if self.plan.file else None
         known = read_plan(file, read_memory(self.settings.device)) if file else None
         # A plan that went on from other measurements than these is another one.
         if known is not None and known.curve[: len(self.plan.curve)] == self.plan.curve:
