@@ -81,6 +81,7 @@ _GROUPS = {
         "base.": "base/",
         "tuned.": "{split}/tuned_",
         "improvement.": "{split}/improvement_",
+        "quantized.": "{split}/quantized_",
         "": "{split}/",
     },
 }
