@@ -85,7 +85,7 @@ def test_a_string_before_the_eos_token_ends_the_answer() -> None:
     assert finish_answer(ids("abx"), None, stop_ids=[END], stop_strings=None) == Answer(ids("abx"), "length", None)
 
 
-def test_settings_of_a_tuned_model_say_how_it_was_evaluated_but_for_lengths_and_strings(tmp_path: Path) -> None:
+def test_a_tuned_model_says_how_it_was_evaluated_but_for_lengths(tmp_path: Path) -> None:
     from transformers import GenerationConfig
 
     from lm_tuning.models.generation_settings import settings_of_answers
