@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from kedro.io import DatasetError
 from kedro.validation.exceptions import ParameterValidationError
 
 from lm_tuning import cli
-from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.errors import GateNotReached, Interrupted, UserError
 from lm_tuning.parameters import trainer_arguments
 from tests.support.shell import Shell
 
@@ -254,6 +255,16 @@ def test_a_stopped_run_says_so_and_has_the_exit_code_of_its_signal(
     result = invoke(raising(error))
     assert (result.exit_code, result.stderr) == (code, f"{text}\n")
     assert not (configured / cli.ERROR_LOG).exists()
+
+
+def test_a_missed_gate_says_what_is_missed_and_has_exit_code_3(configured: Path) -> None:
+    missed = ["evaluate.gate.rouge_l not reached: ROUGE-L is 0.2, at least 0.3 is asked for.", "A second one."]
+    result = invoke(raising(GateNotReached(missed)))
+    kept = "All results are kept, and the run in MLflow is finished."
+    assert (result.exit_code, result.stderr.splitlines()) == (3, [*missed, kept])
+    assert not (configured / cli.ERROR_LOG).exists()
+    copied = pickle.loads(pickle.dumps(GateNotReached(missed)))
+    assert copied.missed == missed
 
 
 def test_other_errors_keep_their_traceback(configured: Path) -> None:

@@ -18,9 +18,11 @@ from lm_tuning.reporting.document import (
     Example,
     Heading,
     Histogram,
+    Intervals,
     Issues,
     Item,
     Items,
+    Link,
     Paragraph,
     Preformatted,
     Report,
@@ -30,6 +32,7 @@ from lm_tuning.reporting.document import (
     Table,
 )
 from lm_tuning.reporting.html import write_page
+from lm_tuning.reporting.markdown import draw, histogram_lines, write_markdown
 from lm_tuning.reporting.terminal import MAX_ROWS, build_blocks, build_summary
 
 HOSTILE = '<b>x</b> [red]y[/red] `z` | & "q" \x1b[31m'
@@ -53,6 +56,8 @@ def printed(report: Report) -> str:
         (Table("", ("a", "b"), [(Code(HOSTILE), HOSTILE)], text_columns=(0, 1)), 2),
         (Issues([Issue("warn", "rows", HOSTILE, HOSTILE)]), 2),
         (Sample(HOSTILE, "Text", HOSTILE, {"Answer": HOSTILE}), 3),
+        (Intervals("", (HOSTILE,), [(0.0, 0.5, 1.0)], (HOSTILE,)), 2),
+        (Paragraph((Link(HOSTILE, "row-1"), " and ", HOSTILE)), 2),
     ],
 )
 def test_foreign_text_is_only_text(block: Block, times: int) -> None:
@@ -107,3 +112,40 @@ def test_of_a_long_table_the_terminal_says_how_much_is_missing() -> None:
     shown: str = console.file.getvalue()  # type: ignore[attr-defined]
     assert "5 more in the stored report" in shown
     assert f"r{MAX_ROWS - 1}" in shown and f"r{MAX_ROWS} " not in shown
+
+
+def test_intervals_share_one_scale() -> None:
+    block = Intervals("Score", ("Base", "Tuned"), [(0.0, 0.25, 0.5), (0.5, 0.75, 1.0)], ("0.25", "0.75"))
+    page = write_page(Report("A report", sections=[Section("all", "All", [block])]))
+    assert re.findall(r'left:([\d.]+)%;width:([\d.]+)%"></i><b style="left:([\d.]+)%', page) == [
+        ("0.00", "50.00", "25.00"),
+        ("50.00", "50.00", "75.00"),
+    ]
+    base, tuned = draw(block)
+    assert base.index("●") < tuned.index("●")
+    assert (base[0], tuned[-1]) == ("─", "─")
+    assert base.rstrip("─●").strip("·") == "" and tuned.lstrip("·")[0] == "─"
+    one = Intervals("Score", ("Base",), [(2.0, 2.0, 2.0)], ("2",))
+    assert one.positions() == [(0.5, 0.5, 0.5)], "a point without a scale stands in the middle"
+    assert draw(one)[0].count("●") == 1
+
+
+def test_a_link_leads_to_its_sample() -> None:
+    link, sample = Paragraph((Link("7", "row-7"),)), Sample("Row 7", "Text", "words", key="row-7")
+    report = Report("A report", sections=[Section("all", "All", [link, sample])])
+    page, text = write_page(report), write_markdown(report)
+    assert '<a href="#row-7">7</a>' in page and '<h3 id="row-7">Row 7</h3>' in page
+    assert "[7](#row-7)" in text and "### Row 7" in text, "a git host makes the anchor row-7 of that heading"
+
+
+def test_the_terminal_leaves_out_what_is_for_the_files() -> None:
+    sections = [Section("a", "Shown", [Paragraph("one")]), Section("b", "Stored", [Paragraph("two")], is_brief=False)]
+    shown = printed(Report("A report", sections=sections))
+    assert "one" in shown and "two" not in shown and "Stored" not in shown
+
+
+def test_bins_of_fractions_are_written_as_such() -> None:
+    block = Histogram("Losses", "nats", [0.0, 0.25, 0.5], {"tuned": [3, 1]})
+    page = write_page(Report("A report", sections=[Section("all", "All", [block])]))
+    assert "most rows (3) at 0 to 0.25, from 0 to 0.5" in page
+    assert [line[0] for line in histogram_lines(block)] == ["0 to 0.25", "0.25 to 0.5"]

@@ -208,7 +208,7 @@ def _histogram(
     low, high = float(everything.min()), float(everything.max())
     edges: list[float]
     if all(np.issubdtype(each.dtype, np.integer) for each in finite.values()):
-        # Whole numbers in bins of whole numbers; edges that are whole are written so.
+        # Integers in bins of integers, and written so.
         width = max(1, math.ceil((high - low + 1) / NUM_BINS))
         edges = [*range(int(low), int(high) + 1 + width, width)]
     else:

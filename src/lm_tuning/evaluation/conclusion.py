@@ -1,4 +1,4 @@
-"""Say of a finished comparison how sure it is: intervals, verdict, the best earlier model, and the gate."""
+"""How sure a finished comparison is: intervals, verdict, the best earlier model, and the gate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAJORITY_CLASS = "majority class"
 
 
 def conclude(compared: Comparison, job: EvaluationJob) -> Comparison:
-    """Say how sure a result is.
+    """Write into a result how sure it is.
 
     Args:
         compared: with the scored rows of both models; its result gets ``scores``, ``verdict``, ``earlier_run``,

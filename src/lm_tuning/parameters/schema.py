@@ -160,6 +160,8 @@ def describe_allowed(entry: Schema) -> str:
         return " ".join(["an integer" if kind == "integer" else "a number", *_bounds(entry)])
     if kind == "array":
         items = entry["items"]
+        if "enum" in items:
+            return f"a list of {join_words([str(choice) for choice in items['enum']])}"
         kinds = ["strings" if "properties" not in choice else "mappings" for choice in items.get("anyOf", [])]
         return "a list of " + (join_words(kinds) or ("strings" if items.get("type") == "string" else "values"))
     if kind == "object":

@@ -55,7 +55,7 @@ DottedName = Annotated[
 class ScoreParameters(ParameterGroup):
     """Which scores the answers get, and how; the page "Scores" defines every one."""
 
-    names: list[ScoreName] = Field(default=["rouge_1", "rouge_2", "rouge_l"])
+    names: list[ScoreName] = Field(default=["rouge_l", "rouge_1", "rouge_2"])
     """Scores of the answers; the first of them is the one that the verdict is about."""
 
     rouge_tokenizer: RougeTokenizer = "multilingual"

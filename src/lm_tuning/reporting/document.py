@@ -188,7 +188,7 @@ class Histogram:
     Attributes:
         title: what it shows.
         unit: of the bins' edges.
-        edges: ``(bins + 1,)``, ascending; whole numbers, or fractions of what is measured.
+        edges: ``(bins + 1,)``, ascending; integers, or fractions of what is measured.
         counts: by name of the quantity, ``(bins,)``.
         mark: a limit within the edges to draw as a line, with its name; None for none.
     """
@@ -200,7 +200,7 @@ class Histogram:
     mark: tuple[int, str] | None = None
 
     def last_in_bin(self, end: int) -> float:
-        """Return the largest value before an edge: whole numbers stop one short of it.
+        """Return the largest value before an edge: integers stop one short of it.
 
         Args:
             end: index of the edge.

@@ -140,7 +140,7 @@ def shorten_path(path: str) -> str:
 
 
 def write_edge(edge: float) -> str:
-    """Write the edge of a bin: a whole number as it is, a fraction with three digits.
+    """Write the edge of a bin: an integer as it is, a fraction with three digits.
 
     Args:
         edge: in the unit of the histogram.

@@ -75,7 +75,7 @@ def test_wrong_settings_are_refused_with_key_and_way(scores: dict[str, Any], wan
 
 
 def test_the_defaults_are_the_scores_that_there_always_were() -> None:
-    assert Parameters().evaluate.scores.names == ["rouge_1", "rouge_2", "rouge_l"]
+    assert Parameters().evaluate.scores.names == ["rouge_l", "rouge_1", "rouge_2"]
     assert Parameters().evaluate.scores.rouge_tokenizer == "multilingual"
     with pytest.raises(ValidationError):
         ScoreParameters(names="rouge_l")  # type: ignore[arg-type]

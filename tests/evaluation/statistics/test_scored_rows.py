@@ -146,11 +146,43 @@ def test_the_draws_are_those_of_the_seed_however_they_are_cut(monkeypatch: pytes
 
 def test_memory_is_bounded_and_many_rows_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resampling, "_MAX_CELLS", 4000)
-    monkeypatch.setattr(resampling, "MAX_DRAWN_ROWS", 1_200_000)
+    monkeypatch.setattr(resampling, "MAX_DRAWS_TIMES_ROWS", 1_200_000)
     values = np.random.default_rng(0).random((1000, 2))
     shapes = [sums.shape for (sums,) in resampling.bootstrap_sums([values], 0)]
     assert set(shapes) == {(4, 2)}
     assert sum(shape[0] for shape in shapes) == 1200
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_sums_of_many_rows_are_drawn_alike_from_the_normal_distribution(
+    monkeypatch: pytest.MonkeyPatch, is_sparse: bool
+) -> None:
+    generator = np.random.default_rng(3)
+    tokens = generator.integers(1, 50, 2000).astype(float)
+    values = [np.stack([tokens * generator.gamma(2, 1, 2000), tokens], axis=1) for _ in range(2)]
+    values[1][:, 0] = values[0][:, 0] * 0.9 + values[1][:, 0] * 0.102
+    base, tuned = (
+        ScoredRows("x", sparse.csr_array(each) if is_sparse else each, ratio, row_ids=np.arange(2000))
+        for each in values
+    )
+    drawn = interval(base, seed=1), compare(base, tuned, seed=1)
+    monkeypatch.setattr(resampling, "MAX_DRAWN_ROWS", 100)
+    monkeypatch.setattr(resampling, "MAX_SWAPPED_ROWS", 100)
+    normal = interval(base, seed=1), compare(base, tuned, seed=1)
+    assert (normal[0].value, normal[1].value) == (drawn[0].value, drawn[1].value)
+    for name in ("low", "high"):
+        for one, other in zip(drawn, normal, strict=True):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=0.1 * (one.high - one.low))
+    assert 0.001 < drawn[1].p_value < 0.9
+    assert normal[1].p_value == pytest.approx(drawn[1].p_value, abs=0.02)
+
+
+def test_rows_that_both_models_do_alike_change_nothing_but_the_scale() -> None:
+    base, tuned = drawn(3, 11)
+    alone = compare(score(base), score(tuned), seed=1)
+    same = np.full(5000, 0.5)
+    among = compare(score([*base, *same]), score([*tuned, *same]), seed=1)
+    assert among.p_value == pytest.approx(alone.p_value), "all swaps of the 11 rows, as before"
 
 
 def macro_f1(sums: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

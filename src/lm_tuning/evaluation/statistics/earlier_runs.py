@@ -6,6 +6,7 @@ model is compared row by row, on the rows that both have.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import zipfile
@@ -33,8 +34,8 @@ MAX_MODELS = 20
 MAX_DATA = 20
 """Data digests that are kept; the one that was used longest ago goes first."""
 
-MAX_CELLS = 20_000_000
-"""Scores with more numbers than this (counts of thousands of classes on many rows) are not kept: 160 MB a model."""
+MAX_CELLS = 5_000_000
+"""Scores with more numbers than this (counts of thousands of classes on many rows) are not kept: 40 MB a model."""
 
 FORMAT = 1
 
@@ -107,10 +108,12 @@ def keep_run(folder: Path, run: RunName, tuned: Mapping[str, ScoredRows]) -> Non
     arrays["header"] = np.frombuffer(header.encode("utf-8"), dtype=np.uint8)
     with replacing_file(folder / f"{run['model_digest'][:16]}.npz") as aside:
         np.savez_compressed(aside, allow_pickle=False, **arrays)
-    _forget_oldest(list(folder.glob("*.npz")), MAX_MODELS)
-    for data in sorted(folder.parent.glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True)[MAX_DATA:]:
-        _forget_oldest(list(data.glob("*.npz")), 0)
-        data.rmdir()
+    _forget_oldest(_stored(folder), MAX_MODELS)
+    for data in sorted(folder.parent.glob("*/"), key=lambda path: path.stat().st_mtime_ns, reverse=True)[MAX_DATA:]:
+        _forget_oldest(_stored(data), 0)
+        # A run of another output may be writing there just now, and then it stays.
+        with contextlib.suppress(OSError):
+            data.rmdir()
 
 
 def compare_with_best(folder: Path, tuned: ScoredRows, *, model_digest: str, seed: int) -> EarlierRunRecord | None:
@@ -178,7 +181,7 @@ def _common_rows(earlier: EarlierRun, tuned: ScoredRows) -> tuple[ScoredRows, Sc
 
 def _read_all(folder: Path, wanted: ScoredRows) -> Iterator[EarlierRun]:
     """Read one score of every kept model that has it under the same signature."""
-    for path in sorted(folder.glob("*.npz")):
+    for path in _stored(folder):
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 header = json.loads(bytes(arrays["header"]).decode("utf-8"))
@@ -190,6 +193,12 @@ def _read_all(folder: Path, wanted: ScoredRows) -> Iterator[EarlierRun]:
             logger.warning("Scores of an earlier run cannot be read, so it is left out: %s (%s)", path, error)
 
 
+def _stored(folder: Path) -> list[Path]:
+    """List the files of earlier models; hidden ones are being written by another run."""
+    return sorted(path for path in folder.glob("*.npz") if not path.name.startswith("."))
+
+
 def _forget_oldest(paths: list[Path], keep: int) -> None:
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)[keep:]:
-        path.unlink()
+    times = {path: path.stat().st_mtime_ns for path in paths if path.exists()}
+    for path in sorted(times, key=lambda path: times[path], reverse=True)[keep:]:
+        path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Hold a result against the bounds of ``evaluate.gate``."""
+"""Check a result against the bounds of ``evaluate.gate``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOWER_IS_BETTER = frozenset({"nats_per_token", "nats_per_row", "perplexity", "bi
 def check_gate(
     gate: Mapping[str, float | str], scores: Sequence[ScoreRecord], figures: Mapping[str, object]
 ) -> list[GateRecord]:
-    """Say of each bound whether it was reached.
+    """Check each bound.
 
     Args:
         gate: bound by name of the score: a number that the tuned model must reach, ``better`` (than the base, beyond

@@ -14,9 +14,17 @@ NUM_RESAMPLES = 2000
 NUM_SWAPS = 9999
 """Draws of a bootstrap and of a test. With 9,999 swaps the smallest p is 0.0001."""
 
+MAX_DRAWN_ROWS = 20_000
+MAX_SWAPPED_ROWS = 5_000
+"""Sums over more rows are drawn from the normal distribution that they have by the central limit theorem: drawing each
+row would take minutes, and change no digit that is shown."""
+
+MAX_NORMAL_SUMS = 2_000
+"""So many sums at most have a covariance that is small enough (32 MB). Scores of more, as F1 over thousands of classes,
+draw each row, but fewer times."""
+
 MIN_DRAWS = 999
-MAX_DRAWN_ROWS = 1_000_000_000
-"""Of a million rows fewer draws are made, since each is worth more: about ten seconds on one core, not minutes."""
+MAX_DRAWS_TIMES_ROWS = 100_000_000
 
 _MAX_CELLS = 2_000_000
 """Draws times rows, and draws times sums, that exist at once: 16 MB each as doubles."""
@@ -35,9 +43,16 @@ def bootstrap_sums(statistics: Sequence[Statistics], seed: int) -> Iterator[list
     Yields:
         Of each, the sums of some draws, ``(draws, k)``.
     """
-    num_rows = int(statistics[0].shape[0])
+    num_rows, widths = int(statistics[0].shape[0]), [int(each.shape[1]) for each in statistics]
     generator = np.random.default_rng([seed, 0])
-    for num_draws in _parts(num_rows, statistics, _num_draws(NUM_RESAMPLES, num_rows)):
+    if num_rows > MAX_DRAWN_ROWS and sum(widths) <= MAX_NORMAL_SUMS:
+        total = np.concatenate([_sum(each) for each in statistics])
+        covariance = _products(statistics) - np.outer(total, total) / num_rows
+        ends = np.cumsum(widths)[:-1].tolist()
+        for part in _normal_sums(total, covariance, NUM_RESAMPLES, generator):
+            yield np.split(part, ends, axis=1)
+        return
+    for num_draws in _parts(num_rows, widths, _num_draws(NUM_RESAMPLES, num_rows)):
         drawn = generator.integers(0, num_rows, size=(num_draws, num_rows))
         # How often each row was drawn: a product with those counts sums all draws at once.
         drawn += np.arange(num_draws)[:, None] * num_rows
@@ -57,43 +72,62 @@ def swap_sums(base: Statistics, tuned: Statistics, seed: int) -> tuple[Iterator[
     Returns:
         Sums of both, ``(draws, k)`` each, some draws at a time; and whether these are all swaps that there are.
     """
-    num_rows = int(base.shape[0])
-    wanted = _num_draws(NUM_SWAPS, num_rows)
-    is_exact = 2**num_rows <= wanted if num_rows < 30 else False
     before, total = _sum(base), _sum(base) + _sum(tuned)
     change = tuned - base
-
-    def sums() -> Iterator[tuple[FloatArray, FloatArray]]:
-        for swaps in _all_swaps(num_rows) if is_exact else _coins(num_rows, (base, tuned), wanted, seed):
-            # What goes to the other side is the difference of the swapped rows; (draws, rows) to (draws, k).
-            first = before + np.asarray(swaps.astype(np.float64) @ change)
-            yield first, total - first
-
-    return sums(), is_exact
-
-
-def _coins(num_rows: int, statistics: Sequence[Statistics], wanted: int, seed: int) -> Iterator[npt.NDArray[np.int8]]:
+    # A row that both models do alike is the same swapped: it takes part in no sum that changes.
+    changed = np.asarray(abs(change).sum(axis=1)).reshape(-1) > 0
+    change = change[np.flatnonzero(changed)]  # (changed rows, k)
+    num_rows, width = change.shape
+    is_exact = num_rows < 30 and 2**num_rows <= NUM_SWAPS
     generator = np.random.default_rng([seed, 1])
-    for num_draws in _parts(num_rows, statistics, wanted):
-        yield generator.integers(0, 2, size=(num_draws, num_rows), dtype=np.int8)
+
+    def moved() -> Iterator[FloatArray]:
+        """Yield what goes to the other side: the change of the swapped rows, ``(draws, k)``."""
+        if num_rows > MAX_SWAPPED_ROWS and width <= MAX_NORMAL_SUMS:
+            yield from _normal_sums(_sum(change) / 2, _products([change]) / 4, NUM_SWAPS, generator)
+            return
+        if is_exact:
+            numbers = np.arange(2**num_rows)[:, None]
+            yield np.asarray((numbers >> np.arange(num_rows) & 1).astype(np.float64) @ change)
+            return
+        for num_draws in _parts(num_rows, [width], _num_draws(NUM_SWAPS, num_rows)):
+            coins = generator.integers(0, 2, size=(num_draws, num_rows), dtype=np.int8)
+            yield np.asarray(coins.astype(np.float64) @ change)
+
+    return ((before + each, total - before - each) for each in moved()), is_exact
 
 
-def _all_swaps(num_rows: int) -> Iterator[npt.NDArray[np.int8]]:
-    numbers = np.arange(2**num_rows)[:, None]
-    yield (numbers >> np.arange(num_rows) & 1).astype(np.int8)
+def _normal_sums(
+    mean: FloatArray, covariance: FloatArray, num_draws: int, generator: np.random.Generator
+) -> Iterator[FloatArray]:
+    """Yield sums with this mean and covariance, ``(draws, k)``."""
+    # By eigenvectors, since the covariance is singular where a sum is the same in every draw, as the count of rows is.
+    values, vectors = np.linalg.eigh(covariance)
+    root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T  # (k, k)
+    for part in _parts(1, [len(mean)], num_draws):
+        yield mean + generator.standard_normal((part, len(mean))) @ root
+
+
+def _products(statistics: Sequence[Statistics]) -> FloatArray:
+    """Return the sum over rows of each statistic times each other one, ``(k, k)`` for all scores together."""
+    blocks = [[_plain(first.T @ second) for second in statistics] for first in statistics]
+    return np.block(blocks)
 
 
 def _num_draws(wanted: int, num_rows: int) -> int:
-    return max(min(wanted, MAX_DRAWN_ROWS // num_rows), min(wanted, MIN_DRAWS))
+    return max(min(wanted, MAX_DRAWS_TIMES_ROWS // max(num_rows, 1)), min(wanted, MIN_DRAWS))
 
 
-def _parts(num_rows: int, statistics: Sequence[Statistics], num_draws: int) -> Iterator[int]:
+def _parts(num_rows: int, widths: Sequence[int], num_draws: int) -> Iterator[int]:
     """Yield how many draws are made at once, up to all of them."""
-    widest = max(num_rows, *(int(each.shape[1]) for each in statistics))
-    at_once = max(1, _MAX_CELLS // widest)
+    at_once = max(1, _MAX_CELLS // max(num_rows, *widths, 1))
     for start in range(0, num_draws, at_once):
         yield min(at_once, num_draws - start)
 
 
 def _sum(statistics: Statistics) -> FloatArray:
     return np.asarray(statistics.sum(axis=0), dtype=np.float64).reshape(-1)
+
+
+def _plain(product: Any) -> FloatArray:
+    return np.asarray(product if isinstance(product, np.ndarray) else product.toarray(), dtype=np.float64)
