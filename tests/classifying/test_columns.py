@@ -54,14 +54,14 @@ def test_what_predict_says_comes_before_all_that() -> None:
         (["a", "b"], {}, "none is usual for a text"),
         (["text", "sentence"], {}, "'text' or 'sentence'"),
         (["text"], {"columns": {"text": "txt"}}, "predict.columns.text names the column 'txt'"),
-        (["text"], {"columns": {"label": "lable"}}, "predict.columns.label names the column 'lable'"),
+        (["text"], {"columns": {"label": "lbl"}}, "predict.columns.label names the column 'lbl'"),
         (["text"], {"template": "{txt}"}, "predict.template names the column 'txt'"),
         (["text"], {"template": "{text"}, "predict.template: "),
         (["text"], {"template": "{text}", "columns": {"text": "text"}}, "both say what the text is"),
         (["text"], {"data": {"columns": {"text": "body"}}}, "data.columns.text names the column 'body'"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_the_way_out(columns: list[str], given: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_read_is_told_with_how_to_fix_it(columns: list[str], given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as error:
         read(columns, **given)
     assert words in str(error.value)
