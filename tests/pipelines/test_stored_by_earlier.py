@@ -51,6 +51,7 @@ class Project:
         copy_project(folder)
         for name in CASES:
             shutil.copytree(STORED / "project/conf" / name, folder / "conf" / name)
+            rename_settings(folder / "conf" / name / "parameters.yml")
 
     def restore(self) -> None:
         """Write what was stored there, as it was, and nothing else."""
@@ -120,6 +121,15 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def rename_settings(path: Path) -> None:
+    """Write settings under the names that they have today, as users of that version have to."""
+    text = path.read_text(encoding="utf-8")
+    before = "  max_new_tokens: 6\n  num_beams: 1\n"
+    assert before in text
+    after = "  generation:\n    max_new_tokens: 6\n    num_beams: 1\n"
+    path.write_text(text.replace(before, after), encoding="utf-8")
 
 
 def digest_of(values: Any) -> str:

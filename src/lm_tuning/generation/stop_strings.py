@@ -63,7 +63,11 @@ class StopStrings:
             return None
         low = _num_tokens_before(self._tokenizer, ids, text, start)
         kept = decode(self._tokenizer, ids[:low])
-        return StringEnd(low, decode(self._tokenizer, ids[:low], skip_special_tokens=True) + text[len(kept) : start])
+        rest = text[len(kept) : start]
+        # The name of a special token is no part of a text, nor is a part of it.
+        if rest and not decode(self._tokenizer, ids[low : low + 1], skip_special_tokens=True):
+            rest = ""
+        return StringEnd(low, decode(self._tokenizer, ids[:low], skip_special_tokens=True) + rest)
 
     def _first(self, text: str) -> int | None:
         """Return where the string begins that is complete first, in characters."""

@@ -247,7 +247,7 @@ def write_card(folder: Path, facts: TuningRecord, *, label_map: dict[str, int] |
         # peft reads no generation settings from an adapter's folder, so whoever loads one has to pass them.
         lines += [
             f"`{GENERATION_NAME}` holds the settings that the model is evaluated with: the EOS tokens that it learned, "
-            "and no sampling."
+            "and how each token is chosen."
         ]
         if facts["method"] != "full":
             lines += [

@@ -82,6 +82,7 @@ _GROUPS = {
         "base.": "base/",
         "tuned.": "{split}/tuned_",
         "improvement.": "{split}/improvement_",
+        "quantized.": "{split}/quantized_",
         "": "{split}/",
     },
 }
