@@ -21,7 +21,8 @@ from lm_tuning.errors import UserError
 from lm_tuning.evaluation.settings import EvaluationSettings, choose_settings
 from lm_tuning.models.structure import check_answer_room
 from lm_tuning.parameters import Parameters
-from lm_tuning.parameters.evaluate import EvaluateParameters, QuantizationName
+from lm_tuning.parameters.evaluate import EvaluateParameters
+from lm_tuning.parameters.generation import QuantizationName
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.text.tokenizers.counts import DROPPED, SplitCounts
 

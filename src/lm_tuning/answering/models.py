@@ -13,7 +13,7 @@ from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.quantization import check_quantization, choose_quantization
 from lm_tuning.models.record import TuningRecord, location_of
 from lm_tuning.models.tuned import load_base, load_tuned, merge_adapter, read_tuning
-from lm_tuning.parameters.evaluate import QuantizationName
+from lm_tuning.parameters.generation import QuantizationName
 from lm_tuning.storage.digests import digest_files, digest_values
 
 

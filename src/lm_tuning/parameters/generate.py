@@ -6,8 +6,7 @@ from typing import Literal
 
 from lm_tuning.parameters.base import AutoOrCount, Count, ParameterGroup, Text
 from lm_tuning.parameters.data import ColumnParameters, Rows
-from lm_tuning.parameters.evaluate import QuantizationName
-from lm_tuning.parameters.generation import GenerationParameters
+from lm_tuning.parameters.generation import GenerationParameters, QuantizationName
 
 
 class GenerateParameters(ParameterGroup):
