@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.scores.answered import Answered, Family
 from lm_tuning.evaluation.scores.corpus import make_bleu, make_chrf
 from lm_tuning.evaluation.scores.exact_match import ExactMatch
-from lm_tuning.evaluation.scores.json_answers import JsonAnswers
-from lm_tuning.evaluation.scores.own import MetricFailed, OwnMetric
+from lm_tuning.evaluation.scores.json_answers import JsonAnswers, read_schema
+from lm_tuning.evaluation.scores.own import MetricFailed, OwnMetric, import_metric
 from lm_tuning.evaluation.scores.rouge import TITLES, Rouge
-from lm_tuning.evaluation.scores.rouge_tokenizers import MultilingualTokenizer, make_tokenizer
+from lm_tuning.evaluation.scores.rouge_tokenizers import MultilingualTokenizer, check_tokenizer, make_tokenizer
 from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 from lm_tuning.parameters.scores import ScoreParameters
 from lm_tuning.wording import count_of, shorten
@@ -54,14 +56,8 @@ class Scorer:
         self._pattern = parameters.answer_pattern
         self._own: list[OwnMetric] = []
         self._families: list[Family] = []
-        problems: list[str] = []
-        for make in self._makers(parameters):
-            try:
-                self._families.append(make())
-            except UserError as error:
-                problems += error.problems
-        if problems:
-            raise UserError(problems)
+        check_scores(parameters)
+        self._families += [make() for make in self._makers(parameters)]
 
     def _makers(self, parameters: ScoreParameters) -> Iterable[Callable[[], Family]]:
         names = parameters.names
@@ -153,15 +149,29 @@ class Scorer:
 
 
 def check_scores(parameters: ScoreParameters) -> None:
-    """Refuse scores that cannot be made here, before anything else is done.
+    """Refuse scores that cannot be made here, before anything else is done; loads none of the packages that make them.
 
     Args:
         parameters: ``evaluate.scores``.
 
     Raises:
-        UserError: see :class:`Scorer`.
+        UserError: a package, a file or a function is missing; all of them together.
     """
-    Scorer(parameters)
+    checks: list[Callable[[], object]] = []
+    if any(name in TITLES for name in parameters.names):
+        checks.append(lambda: check_tokenizer(parameters.rouge_tokenizer))
+    if parameters.json_schema_path is not None:
+        path = Path(parameters.json_schema_path)
+        checks.append(lambda: read_schema(path))
+    checks += [partial(import_metric, name) for name in parameters.own_metrics]
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
 
 
 def count_empty(answers: Sequence[str]) -> int:
