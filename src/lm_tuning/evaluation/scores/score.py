@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,37 +51,16 @@ class Scorer:
         Raises:
             UserError: a package, a file or a function is missing; all of them together.
         """
+        check_scores(parameters)
         self.names = [*parameters.names, *parameters.own_metrics]
         self.exact_match: ExactMatch | None = None
-        self._pattern = parameters.answer_pattern
-        self._own: list[OwnMetric] = []
-        self._families: list[Family] = []
-        check_scores(parameters)
-        self._families += [make() for make in self._makers(parameters)]
-
-    def _makers(self, parameters: ScoreParameters) -> Iterable[Callable[[], Family]]:
-        names = parameters.names
-        rouge = [name for name in names if name in TITLES]
-        of_json = [name for name in names if name in _JSON]
-        if rouge:
-            yield lambda: Rouge(rouge, make_tokenizer(parameters.rouge_tokenizer))
-        if "bleu" in names:
-            yield lambda: make_bleu(parameters.bleu_tokenizer)
-        if "chrf" in names:
-            yield lambda: make_chrf(parameters.chrf_word_order)
-        if "exact_match" in names:
+        if "exact_match" in self.names:
             self.exact_match = ExactMatch(parameters.normalizers, parameters.answer_pattern)
-            exact_match = self.exact_match
-            yield lambda: exact_match
-        if of_json:
-            yield lambda: JsonAnswers(of_json, parameters.json_schema_path)
-        for name in parameters.own_metrics:
-            yield lambda name=name: self._keep_own(name)  # type: ignore[misc]
-
-    def _keep_own(self, name: str) -> OwnMetric:
-        metric = OwnMetric(name)
-        self._own.append(metric)
-        return metric
+        self._pattern = parameters.answer_pattern
+        self._own = [OwnMetric(name) for name in parameters.own_metrics]
+        self._families: list[Family] = [*_make_families(parameters), *self._own]
+        if self.exact_match is not None:
+            self._families.append(self.exact_match)
 
     def check_references(
         self, rows: Answered, *, find_row: Callable[[int], str] = lambda row_id: f"row {row_id}"
@@ -146,6 +125,21 @@ class Scorer:
                 continue
             found |= {name: (first[name], second[name]) for name in family.names}
         return ScoredAnswers({name: found[name] for name in self.names if name in found}, failed)
+
+
+def _make_families(parameters: ScoreParameters) -> Iterator[Family]:
+    """Yield the scores that libraries make."""
+    names = parameters.names
+    rouge = [name for name in names if name in TITLES]
+    of_json = [name for name in names if name in _JSON]
+    if rouge:
+        yield Rouge(rouge, make_tokenizer(parameters.rouge_tokenizer))
+    if "bleu" in names:
+        yield make_bleu(parameters.bleu_tokenizer)
+    if "chrf" in names:
+        yield make_chrf(parameters.chrf_word_order)
+    if of_json:
+        yield JsonAnswers(of_json, parameters.json_schema_path)
 
 
 def check_scores(parameters: ScoreParameters) -> None:
