@@ -112,7 +112,7 @@ def test_base_parameters_are_filed_by_pipeline() -> None:
 def test_the_registry_composes_as_documented() -> None:
     pipelines = register_pipelines()
     parts: dict[str, Pipeline] = {name: pipelines[name] for name in ("example_data", "tokenize", "evaluate")}
-    alone = {"example_data", "split", "tokenize", "preflight", "train", "profile", "evaluate"}
+    alone = {"example_data", "split", "tokenize", "preflight", "train", "profile", "evaluate", "predict"}
     assert set(pipelines) == {"__default__", *alone}
     assert set(parts["example_data"].nodes) < set(pipelines["split"].nodes)
     assert set(parts["tokenize"].nodes) < set(pipelines["train"].nodes)
@@ -139,7 +139,7 @@ class TestEveryNode:
                 assert hints[argument] is wanted or hints[argument] in {int, str}, (argument, hints[argument])
 
     def test_only_heavy_nodes_are_tagged_for_the_backend(self, node: Node) -> None:
-        heavy = {"prepare_base_model", "train_model", "profile_steps", "evaluate_models"}
+        heavy = {"prepare_base_model", "train_model", "profile_steps", "evaluate_models", "predict_classes"}
         assert heavy <= {each.func.__name__ for each in all_nodes()}
         assert ("torch" in node.tags) == (node.func.__name__ in heavy)
 

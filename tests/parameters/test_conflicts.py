@@ -337,3 +337,27 @@ def test_settings_of_classes_are_refused_beside_a_language_model(valid: dict[str
     assert "set evaluate.generation.top_k" in found[0]
     assert "evaluate.abstain_below = 0.5 is about the classes of a classifier" in found[1]
     assert problems(valid, evaluate={"top_k": "auto"}) == []
+
+
+def test_the_gate_names_scores_that_will_be_measured(valid: dict[str, Any]) -> None:
+    def gate(task: str, bounds: dict[str, Any], **evaluate: Any) -> list[str]:
+        common = {"effective_batch_tokens": 1024} if task == "seq2seq_lm" else {}
+        return problems(merged_task(valid, task), train=common, evaluate={"gate": bounds, **evaluate})
+
+    fine = {"rouge_l": 0.3, "nats_per_token": "better", "bits_per_byte": "not_worse", "perplexity": "1e1"}
+    assert gate("causal_lm", fine) == gate("seq2seq_lm", fine) == []
+    assert gate("sequence_classification", {"accuracy": 0.9, "macro_f1": "better", "calibration_error": 0.1}) == []
+    (mistyped,) = gate("causal_lm", {"rouge_L": 0.3})
+    assert mistyped == "evaluate.gate.rouge_L: there is no such score. Did you mean rouge_l?"
+    (other_task,) = gate("sequence_classification", {"bleu": 30.0})
+    assert "evaluate.gate.bleu: there is no such score. Scores of this run: accuracy, macro_f1," in other_task
+    (not_asked_for,) = gate("causal_lm", {"chrf": 30.0})
+    assert "evaluate.gate.chrf: there is no such score." in not_asked_for
+    assert gate("causal_lm", {"chrf": 30.0}, scores={"names": ["chrf"]}) == []
+    (no_rows,) = gate("causal_lm", {"perplexity": "better"})
+    assert "evaluate.gate.perplexity = better is not allowed: it is no score of rows. It takes a number." in no_rows
+    (no_answers,) = gate("causal_lm", {"rouge_l": 0.3, "nats_per_token": 2.0}, num_generate_rows=0)
+    assert "evaluate.gate.rouge_l = 0.3: answers are left out by evaluate.num_generate_rows = 0." in no_answers
+    for wrong in ("good", True, None, float("nan")):
+        (problem,) = gate("causal_lm", {"rouge_l": wrong})
+        assert "It takes a number, or better or not_worse." in problem

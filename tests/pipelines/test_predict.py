@@ -179,7 +179,7 @@ def test_rows_of_several_files_in_any_format_say_where_they_are_from(project: Pr
 
 def test_a_template_and_columns_of_their_own_say_what_the_text_is(project: Project) -> None:
     name = project.write("other.jsonl", {"title": "my card", "body": "is lost", "text": "wrong"})
-    project.run(predict__path=name, predict__template="{title} {body}")
+    project.run(predict__path=name, predict__template="'{title} {body}'")
     assert [row["text"] for row in project.predictions()] == ["my card is lost"]
     project.run(predict__path=name, predict__columns__text="body")
     assert [row["text"] for row in project.predictions()] == ["is lost"]
@@ -217,7 +217,9 @@ def test_files_that_cannot_be_read_are_told(project: Project, name: str, rows: l
 
 def test_wrong_settings_are_told(project: Project) -> None:
     assert "predict.path = null" in project.run(exit_code=2)
-    assert "predict.path names 'nowhere.jsonl'" in project.run(predict__path="nowhere.jsonl", exit_code=2)
+    printed = project.run(predict__path="nowhere.jsonl", exit_code=2)
+    assert "predict.path names" in printed
+    assert "nowhere.jsonl', which does not exist" in printed
     printed = project.run(predict__path="rows.jsonl", predict__columns__text="txt", exit_code=2)
     assert "predict.columns.text names the column 'txt', which rows.jsonl does not have" in printed
     assert "Did you mean 'text'?" in printed

@@ -61,7 +61,7 @@ def test_what_is_torn_is_made_again(tmp_path: Path, torn: str, caplog: pytest.Lo
         assert stream.finish().read_text() == '{"row": 1}\n{"row": 2}\n'
 
 
-def test_another_key_begins_anew_and_removes_what_is_left_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_another_key_begins_again_and_removes_what_is_left_only_when_it_is_whole(tmp_path: Path) -> None:
     with opened(tmp_path, "a" * 20) as first:
         first.append([{"row": 1}])
     with opened(tmp_path) as stream:

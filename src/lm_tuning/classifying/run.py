@@ -244,7 +244,8 @@ class _PredictionRun:
         self._num_tokens = 0
         self._tally = Tally([])
         texts = pa.ipc.open_file(pa.memory_map(str(rows.rows_path), "r"))
-        self._texts = pa.Table.from_batches([texts.get_batch(index) for index in range(texts.num_record_batches)])
+        batches = [texts.get_batch(index) for index in range(texts.num_record_batches)]
+        self._texts = pa.Table.from_batches(batches, texts.schema)
 
     def predict_all(self, tuned_folder: Path, pad_id: int, names: list[str]) -> None:
         """Load the model and run it, unless every row is done."""

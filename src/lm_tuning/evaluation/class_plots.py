@@ -126,11 +126,11 @@ def share_out(
         line.
     """
     num_classes = int(max(references.max(), predictions.max())) + 1
-    # Where each class is drawn; all others share the last line.
-    places = np.full(num_classes, len(shown))
-    places[list(shown)] = np.arange(len(shown))
+    # The line in which each class is drawn; all others share the last one.
+    line_of = np.full(num_classes, len(shown))
+    line_of[list(shown)] = np.arange(len(shown))
     size = len(shown) + 1
-    counts = np.bincount(places[references] * size + places[predictions], minlength=size * size).reshape(size, size)
+    counts = np.bincount(line_of[references] * size + line_of[predictions], minlength=size * size).reshape(size, size)
     if not counts[-1].any() and not counts[:, -1].any():
         counts = counts[:-1, :-1]
     num_rows = counts.sum(axis=1)

@@ -79,7 +79,7 @@ def class_names(model: Any) -> list[str]:
 def compare_quantized_classes(
     job: EvaluationJob, trained: MeasuredClassifier, quantized: MeasuredClassifier
 ) -> QuantizedClasses:
-    """Put a classifier in fewer bits beside itself as it was trained.
+    """Compare a classifier in fewer bits with itself as it was trained.
 
     Args:
         job: names the bits.

@@ -163,7 +163,7 @@ def _describe(  # noqa: PLR0917
     scored: Mapping[str, tuple[ScoredRows, ScoredRows]],
     samples: list[int],
 ) -> ClassEvaluation:
-    """Put together what is stored."""
+    """Build what is stored."""
     made, names, references = answers.predictions, answers.names, answers.references
     # One guess knows the training rows, as a model does. The other knows the evaluated ones, so that no constant answer
     # is right more often.

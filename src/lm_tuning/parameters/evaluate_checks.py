@@ -24,7 +24,8 @@ def find_evaluate_problems(parameters: Parameters) -> Iterator[tuple[tuple[str, 
     yield from find_generation_problems(parameters.evaluate.generation, "evaluate.generation")
     yield from _find_missing_split(parameters)
     yield from _find_needless_quantization(parameters)
-    yield from find_class_score_problems(parameters.evaluate, parameters.task)
+    evaluate = parameters.evaluate
+    yield from find_class_score_problems(evaluate.top_k, evaluate.abstain_below, task=parameters.task)
 
 
 def _find_missing_split(parameters: Parameters) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -125,6 +125,7 @@ def describe_difference(difference: DifferenceRecord, outcome: Outcome, *, title
         unit: of a loss, whose fall is a gain: ``better by 0.31 nats per token (held-out loss)``; empty for scores.
         num_rows: rows that both were scored on.
     """
+    title = _within_sentence(title)
     value = difference["value"]
     if outcome == "not measured" or value is None:
         return f"{title} was not measured, or is no finite number"
@@ -142,7 +143,7 @@ def describe_difference(difference: DifferenceRecord, outcome: Outcome, *, title
         return f"{found}, 95 % {ends}, {write_p(p_value)} {rows}"
     # Written as a gain or a loss without a sign, whichever way the score counts.
     smallest, largest = sorted((abs(low), abs(high)))
-    named = f"{unit} ({title[0].lower()}{title[1:]})" if unit else title
+    named = f"{unit} ({title})" if unit else title
     return (
         f"{outcome} by {abs(value):.{decimals}f} {named}, "
         f"95 % {smallest:.{decimals}f} to {largest:.{decimals}f}, {write_p(p_value)} {rows}"
@@ -207,6 +208,11 @@ def record_difference(found: Difference) -> DifferenceRecord:
         "high": _finite(found.high),
         "p_value": _finite(found.p_value),
     }
+
+
+def _within_sentence(title: str) -> str:
+    """Return a title in small letters, unless it is an abbreviation such as BLEU."""
+    return f"{title[0].lower()}{title[1:]}" if title[1:2].islower() else title
 
 
 def _finite(value: float) -> float | None:
