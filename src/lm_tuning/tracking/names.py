@@ -82,12 +82,9 @@ _GROUPS = {
         "base.": "base/",
         "tuned.": "{split}/tuned_",
         "improvement.": "{split}/improvement_",
-<<<<<<< HEAD
         "intervals.": "{split}/interval_",
         "gate_bounds.": "{split}/gate_",
-=======
         "quantized.": "{split}/quantized_",
->>>>>>> m8-decode
         "": "{split}/",
     },
 }
