@@ -163,7 +163,7 @@ def test_a_metric_that_fails_on_answers_ends_the_run_when_all_else_is_stored(pro
     assert "planted_metrics.unsure raised LookupError: no judge for these" in printed
     assert "all other results are stored" in printed
     evaluation = json.loads(report.read_text())
-    assert evaluation["base"]["chrf"] == pytest.approx(100)
+    assert 20 < evaluation["base"]["chrf"] < 100
     assert [*evaluation["failed_scores"]] == ["planted_metrics.unsure"]
     assert project.mlflow_runs()[0].info.status == "FINISHED"
 
