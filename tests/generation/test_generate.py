@@ -156,6 +156,35 @@ def test_a_prompt_beyond_the_context_keeps_its_roles_and_its_short_turns(model: 
     assert (len(whole), answer) == (room, greedy_by_hand(model, whole, 5, []))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([], []),  # plain text: prompt and response
+        ([USER], [END, ASSISTANT]),  # a turn of a conversation
+        ([SYSTEM, *ids("Be brief."), END, USER, *ids("Hi"), END, ASSISTANT, *ids("Yo"), END, USER], [END, ASSISTANT]),
+    ],
+)
+def test_a_long_document_keeps_its_instruction_and_the_header_of_the_answer(
+    model: Any, before: list[int], after: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def note(*, input_ids: torch.Tensor, **arguments: Any) -> Any:
+        seen.append(input_ids[0].tolist())
+        return forward(input_ids=input_ids, **arguments)
+
+    monkeypatch.setattr(model, "forward", note)
+    context = model.config.max_position_embeddings
+    prompt = [*before, *ids("Sum up this:\n" + "word " * context + "\nSummary:\n"), *after]
+    answer_ids(model, [prompt], **options(max_new_tokens=5), special_ids=special_ids(make_tokenizer()))
+    read = seen[0]
+    assert len(read) == context - 5
+    assert read[: len(before) + 13] == [*before, *ids("Sum up this:\n")]
+    assert read[-(len(after) + 10) :] == [*ids("\nSummary:\n"), *after]
+
+
 def test_progress_counts_the_tokens_of_answers_one_by_one(model: Any, prompts: list[list[int]]) -> None:
     seen: list[tuple[str, int, int | None, str]] = []
     report: Any = {"on_progress": lambda *event: seen.append(event), "label": "Answering"}

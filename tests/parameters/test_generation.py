@@ -54,7 +54,7 @@ def test_values_out_of_range_are_refused(name: str, value: Any) -> None:
     [
         (
             {"temperature": 0.7},
-            "evaluate.generation.temperature = 0.7 has no effect, since evaluate.generation.do_sample",
+            "evaluate.generation.temperature = 0.7 has no effect, since evaluate.generation.do_",
         ),
         ({"top_p": 0.9}, "evaluate.generation.top_p = 0.9 has no effect"),
         ({"top_k": 5}, "evaluate.generation.top_k = 5 has no effect"),

@@ -218,3 +218,23 @@ def test_the_adapter_is_merged_for_the_answers_and_not_for_the_loss(
     assert answers == sorted(answers), "the base model answers first"
     assert set(answers) == {False, True}
     assert not any(merged for is_answer, merged in seen if not is_answer)
+
+
+def test_how_answers_are_made_is_seen_in_the_result_and_in_each_answer(project: Path) -> None:
+    plain = make_catalog(project)
+    run(plain)
+    free = plain.load("evaluation_samples")
+    string = free["tuned"][0][1:3]
+    generation = GenerationParameters(max_new_tokens=4, repetition_penalty=1.5, stop_strings=[string])
+    stopped = make_catalog(project, generation=GenerationParameters(max_new_tokens=4, stop_strings=[string]))
+    run(stopped)
+    samples = stopped.load("evaluation_samples")
+    assert samples["tuned"][0] == free["tuned"][0].partition(string)[0]
+    assert samples["tuned_finish_reason"][0] == "stop_string"
+    assert set(free["tuned_finish_reason"]) <= {"stop", "length"}
+    assert (samples[["base_log_prob", "tuned_log_prob"]] < 0).all(axis=None)
+    penalized = make_catalog(project, generation=generation)
+    run(penalized)
+    evaluation = json.loads((project / "evaluation.json").read_text())
+    assert evaluation["generation"].startswith("greedy, repetition_penalty 1.5, stop_strings ")
+    assert "answers of each model by greedy, repetition_penalty 1.5" in (project / "evaluation.md").read_text()

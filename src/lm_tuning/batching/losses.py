@@ -133,7 +133,7 @@ def count_hits(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def judge_targets(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Say of each target how surprising it was, and whether it was the likeliest.
+    """Return of each target how surprising it was, and whether it was the likeliest.
 
     Args:
         logits: ``(positions, classes)``, any float type; computed with in float32.

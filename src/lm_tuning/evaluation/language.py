@@ -178,7 +178,7 @@ def _rows_of_loss(job: EvaluationJob, tokenizer: Any, rows: HeldOutRows) -> Loss
 
 
 def _warn_of_scores(scores: LanguageScores, before: Measurement, stored: StagedFolder | Path) -> list[str]:
-    """Say which scores are missing, and why."""
+    """Return which scores are missing, and why."""
     warnings = [
         f"No score {name}: {reason} All other figures are whole; correct the function and evaluate again with "
         "kedro run --pipelines=evaluate."

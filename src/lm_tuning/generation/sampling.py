@@ -6,6 +6,9 @@ beside it, in which order, or whether memory ran out in between.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -32,6 +35,23 @@ def uniforms_of(seed: int, row_id: int, num_tokens: int) -> npt.NDArray[np.float
     return np.random.Generator(np.random.Philox(key=key)).random(num_tokens, dtype=np.float32)
 
 
+@contextmanager
+def allowing_scans() -> Iterator[None]:
+    """Let running sums be used where torch is told to be deterministic, and refuses them on a GPU whatever their shape.
+
+    Over the last dimension of a matrix each row is summed up in an order of its own, which is always the same.
+    """
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warns)
+
+
 def draw_tokens(scores: torch.Tensor, uniforms: torch.Tensor, generation: GenerationParameters) -> torch.Tensor:
     """Draw a token for each row.
 
@@ -43,8 +63,8 @@ def draw_tokens(scores: torch.Tensor, uniforms: torch.Tensor, generation: Genera
     Returns:
         Token ids, ``(rows,)``.
     """
-    probabilities = probabilities_of(scores, generation)
-    reached = probabilities.cumsum(dim=-1)  # (rows, vocabulary)
+    with allowing_scans():
+        reached = probabilities_of(scores, generation).cumsum(dim=-1)  # (rows, vocabulary)
     wanted = uniforms[:, None] * _BELOW_ONE * reached[:, -1:]
     # The first token whose share is reached; those without probability add nothing, so they never are the first.
     return torch.searchsorted(reached, wanted, right=True).squeeze(1).clamp_(max=scores.shape[-1] - 1)

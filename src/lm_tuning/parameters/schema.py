@@ -159,14 +159,18 @@ def describe_allowed(entry: Schema) -> str:
     if kind in {"integer", "number"}:
         return " ".join(["an integer" if kind == "integer" else "a number", *_bounds(entry)])
     if kind == "array":
-        items = entry["items"]
-        if "enum" in items:
-            return f"a list of {join_words([str(choice) for choice in items['enum']])}"
-        kinds = ["strings" if "properties" not in choice else "mappings" for choice in items.get("anyOf", [])]
-        return "a list of " + (join_words(kinds) or ("strings" if items.get("type") == "string" else "values"))
+        return _describe_items(entry["items"])
     if kind == "object":
         return _describe_names(entry.get("additionalProperties", True))
     return {"string": "a string", "boolean": "true or false", "null": "null"}.get(str(kind), "any value")
+
+
+def _describe_items(items: Schema) -> str:
+    """Describe what a list allows for each of its items."""
+    if "enum" in items:
+        return f"a list of {join_words([str(choice) for choice in items['enum']])}"
+    kinds = ["strings" if "properties" not in choice else "mappings" for choice in items.get("anyOf", [])]
+    return "a list of " + (join_words(kinds) or ("strings" if items.get("type") == "string" else "values"))
 
 
 def _describe_names(values: bool | Schema) -> str:

@@ -84,6 +84,7 @@ _GROUPS = {
         "improvement.": "{split}/improvement_",
         "intervals.": "{split}/interval_",
         "gate_bounds.": "{split}/gate_",
+        "quantized.": "{split}/quantized_",
         "": "{split}/",
     },
 }

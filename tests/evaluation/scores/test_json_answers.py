@@ -57,7 +57,7 @@ def test_a_schema_is_stricter_than_json(tmp_path: Path) -> None:
         (None, "cannot be read"),
         ("{", "no JSON"),
         ([], "a schema is an object"),
-        ({"type": "strin"}, "no JSON schema"),
+        ({"type": "word"}, "no JSON schema"),
         ({"$ref": "https://example.org/schema.json"}, "'https://example.org/schema.json' is not in this file"),
         ({"properties": {"a": {"$ref": "#/$defs/missing"}}}, "'#/$defs/missing' is not in this file"),
     ],

@@ -1,4 +1,4 @@
-"""Say whether answers are JSON, and whether they fit a JSON schema."""
+"""Check whether answers are JSON, and whether they fit a JSON schema."""
 
 from __future__ import annotations
 
