@@ -42,6 +42,8 @@ def prompts() -> list[list[int]]:
 def model_of(name: str) -> Any:
     if name == "encoder-decoder":
         model = make_seq2seq()
+        # What it forces an answer to begin and end with is set aside here, and would not be by plain generate.
+        model.generation_config = GenerationConfig(decoder_start_token_id=model.config.decoder_start_token_id)
     elif name == "windows":
         model = build("Mistral", **LLAMA_SIZES, sliding_window=8)
     else:

@@ -239,6 +239,18 @@ def test_a_language_model_is_sent_to_generate(project: Project, tmp_path: Path) 
     assert "kedro run --pipelines=generate" in printed
 
 
+def test_a_base_that_is_gone_is_told_before_rows_are_read(project: Project) -> None:
+    facts = json.loads((project.tuned / "tuning.json").read_text())
+    gone = {**facts, "base": {**facts["base"], "name_or_path": "models/gone"}}
+    try:
+        (project.tuned / "tuning.json").write_text(json.dumps(gone))
+        printed = project.run(predict__path="rows.jsonl", exit_code=2)
+    finally:
+        (project.tuned / "tuning.json").write_text(json.dumps(facts))
+    assert "models/gone" in printed
+    assert "Rows to predict" not in printed
+
+
 MANY: dict[str, Any] = {"predict__path": "many.jsonl", "predict__micro_batch_tokens": 64}
 
 

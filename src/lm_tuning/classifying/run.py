@@ -24,8 +24,8 @@ from lm_tuning.evaluation.calibration import is_answered
 from lm_tuning.evaluation.class_quantized import class_names
 from lm_tuning.evaluation.settings import EvaluationSettings, choose_settings
 from lm_tuning.json_types import JsonObject
-from lm_tuning.models.loading import load_tokenizer
-from lm_tuning.models.record import TuningRecord
+from lm_tuning.models.loading import load_tokenizer, read_config
+from lm_tuning.models.record import TuningRecord, location_of
 from lm_tuning.models.tuned import load_tuned, read_label_map, read_tuning
 from lm_tuning.parameters.data import DataParameters, TokenizeParameters
 from lm_tuning.parameters.evaluate import EvaluateParameters
@@ -146,7 +146,7 @@ def find_classifier(tuned_folder: Path) -> TuningRecord:
         tuned_folder: adapter or full weights with their ``tuning.json``.
 
     Raises:
-        UserError: the folder is no tuned model, or a language model.
+        UserError: the folder is no tuned model, or a language model; or the config of its base cannot be read.
     """
     tuning = read_tuning(tuned_folder)
     if tuning["task"] != "sequence_classification":
@@ -154,6 +154,11 @@ def find_classifier(tuned_folder: Path) -> TuningRecord:
             f"{tuned_folder} is a language model (task: {tuning['task']}), which writes text and names no classes. For "
             "its answers to the rows of a file: kedro run --pipelines=generate"
         )
+    # Before anything is read: a base that cannot be reached would end the run after all rows were checked.
+    if tuning["method"] == "full":
+        read_config(str(tuned_folder.absolute()))
+    else:
+        read_config(**location_of(tuning["base"]))
     return tuning
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.batching.held_out_loss import HeldOut, Predictions
+from lm_tuning.batching.class_predictions import Predictions
+from lm_tuning.batching.held_out_loss import HeldOut
 from lm_tuning.evaluation.base import EvaluationJob, difference, finite, measure_loss
 from lm_tuning.evaluation.class_records import QuantizedClasses
 from lm_tuning.models.quantization import choose_quantization, weight_bytes
