@@ -65,7 +65,8 @@ def test_layers_follow_the_graph_without_a_circle(
 def test_results_lie_in_folders_of_the_output(entries: dict[str, dict[str, Any]]) -> None:
     other = load_entries(output="other")
     for name, entry in entries.items():
-        if name == "batch_plans":  # measured once for all outputs: a plan belongs to a model, a method and a card
+        # For all outputs: a plan belongs to a model, a method and a card, and models of all outputs are compared.
+        if name in ("batch_plans", "evaluation_history"):
             assert other[name]["filepath"] == entry["filepath"]
         elif "filepath" in entry:
             assert entry["filepath"].split("/")[2] == "default", name
@@ -106,7 +107,7 @@ def test_every_report_goes_to_mlflow(entries: dict[str, dict[str, Any]]) -> None
         and not entry["type"].endswith(("LiveReportDataset", ".FolderDataset"))
     }
     kept = {name for name, entry in entries.items() if entry["metadata"].get("lm_tuning", {}).get("mlflow_artifact")}
-    assert kept == reports | {"evaluation_samples", "tuned_model"}
+    assert kept == reports | {"evaluation_row_scores", "evaluation_samples", "predictions", "tuned_model"}
     assert entries["evaluation"]["metadata"]["lm_tuning"]["mlflow_metrics"] is True
 
 

@@ -176,6 +176,11 @@ def class_result() -> dict[str, Any]:
         ],
         "confusions": [{"reference": "class_0", "predicted": "a|b [x]", "num_rows": 1234, "fraction": 0.25}],
         "class_shares": [{"class": "class_9", "num_train_rows": 20, "num_rows": 54}],
+        "calibration_bins": [],
+        "coverage": [],
+        "likely_mislabelled": [],
+        "hardest": [],
+        "top_k": "",
         "num_train_rows": 600,
         "best_constant": {"accuracy": 0.18, "macro_f1": 0.01, "class": "class_9", "num_tied_classes": 1},
         "samples": [
@@ -247,3 +252,31 @@ def test_nothing_wrong_shows_no_confusions(class_result: dict[str, Any]) -> None
     class_result["confusions"] = []
     assert "confusions" not in as_markdown(class_result, **FACTS)
     assert "confusions" not in print_summary(class_result)
+
+
+def test_the_verdict_comes_first_and_a_missed_bound_last_on_the_terminal(result: dict[str, Any]) -> None:
+    from lm_tuning.evaluation.statistics.gate import check_gate
+    from lm_tuning.evaluation.statistics.outcomes import judge_scores, write_verdict
+    from lm_tuning.evaluation.statistics.scored_rows import mean_of_rows
+
+    base, tuned = (
+        mean_of_rows("rouge_l", [value + n % 5 / 50 for n in range(40)], range(40), title="ROUGE-L", signature="tok:x")
+        for value in (0.1, 0.25)
+    )
+    scores = judge_scores({"rouge_l": (base, tuned)}, seed=1)
+    judged = {
+        **result,
+        "scores": scores,
+        "verdict": write_verdict(scores[0]),
+        "gate": check_gate({"rouge_l": 0.9}, scores, {}),
+        "earlier_run": None,
+    }
+    text = as_markdown(judged)
+    assert (
+        text.index("**Better by 0.1") < text.index("Test split: 128 rows") < text.index("## Scores with 95 % intervals")
+    )
+    assert "ROUGE-L: `tok:x`" in text
+    shown = print_summary(judged, **SPEEDS)
+    assert shown.index("Better by 0.1") < shown.index("Test split: 128 rows")
+    assert shown.rindex("evaluate.gate.rouge_l not reached") > shown.index("Scores with 95 % intervals")
+    assert "tok:x" not in shown, "signatures are for the files"

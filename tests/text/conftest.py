@@ -43,7 +43,16 @@ def store_examples(
                     values = (json.dumps(values[0]), json.dumps(values[1]) if values[1:] else None)
                 writer.append(row_id, values)
     summary = {
-        "files": [{"path": "rows.jsonl", "split": "train", "first_row_id": 1, "rows_read": row_id, "rows_skipped": {}}],
+        "files": [
+            {
+                "path": "rows.jsonl",
+                "split": "train",
+                "source": 0,
+                "first_row_id": 1,
+                "rows_read": row_id,
+                "rows_skipped": {},
+            }
+        ],
         "sources": [{"path": "rows.jsonl", "weight": 1.0, "num_rows": len(train)}],
         "label_map": label_map,
     }

@@ -12,7 +12,7 @@ from lm_tuning.batching.row_sums import RowSums
 from lm_tuning.evaluation.base import Measurement, finite
 from lm_tuning.evaluation.records import LanguageFigures, LanguageImprovement
 from lm_tuning.evaluation.scores.answered import Answered
-from lm_tuning.evaluation.scores.score import Scorer, count_empty
+from lm_tuning.evaluation.scores.score import ScoredAnswers, Scorer, count_empty
 from lm_tuning.evaluation.statistics.scored_rows import FloatArray, ScoredRows, ratio
 from lm_tuning.text.store.table import Int64Array
 
@@ -113,8 +113,9 @@ def score_language_models(
         rows: the rows of the loss.
     """
     base_answers, tuned_answers = (_with_answers(asked, measured.answers) for measured in (before, after))
-    answers = scorer.score(base_answers, tuned_answers)
-    scored = dict(answers.scored) if asked.row_ids else {}
+    # Of no answer there is no score, and a function of the project's own need not be made for that.
+    answers = scorer.score(base_answers, tuned_answers) if asked.row_ids else ScoredAnswers()
+    scored = dict(answers.scored)
     if before.by_row is not None and after.by_row is not None:
         base_loss, tuned_loss = (score_loss(measured, rows) for measured in (before.by_row, after.by_row))
         scored |= {name: (base_loss[name], tuned_loss[name]) for name in base_loss}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.scores.answered import Answered, Family
 from lm_tuning.evaluation.scores.corpus import make_bleu, make_chrf
 from lm_tuning.evaluation.scores.exact_match import ExactMatch
-from lm_tuning.evaluation.scores.json_answers import JsonAnswers
-from lm_tuning.evaluation.scores.own import MetricFailed, OwnMetric
+from lm_tuning.evaluation.scores.json_answers import JsonAnswers, read_schema
+from lm_tuning.evaluation.scores.own import MetricFailed, OwnMetric, import_metric
 from lm_tuning.evaluation.scores.rouge import TITLES, Rouge
-from lm_tuning.evaluation.scores.rouge_tokenizers import MultilingualTokenizer, make_tokenizer
+from lm_tuning.evaluation.scores.rouge_tokenizers import MultilingualTokenizer, check_tokenizer, make_tokenizer
 from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 from lm_tuning.parameters.scores import ScoreParameters
 from lm_tuning.wording import count_of, shorten
@@ -49,43 +51,16 @@ class Scorer:
         Raises:
             UserError: a package, a file or a function is missing; all of them together.
         """
+        check_scores(parameters)
         self.names = [*parameters.names, *parameters.own_metrics]
         self.exact_match: ExactMatch | None = None
-        self._pattern = parameters.answer_pattern
-        self._own: list[OwnMetric] = []
-        self._families: list[Family] = []
-        problems: list[str] = []
-        for make in self._makers(parameters):
-            try:
-                self._families.append(make())
-            except UserError as error:
-                problems += error.problems
-        if problems:
-            raise UserError(problems)
-
-    def _makers(self, parameters: ScoreParameters) -> Iterable[Callable[[], Family]]:
-        names = parameters.names
-        rouge = [name for name in names if name in TITLES]
-        of_json = [name for name in names if name in _JSON]
-        if rouge:
-            yield lambda: Rouge(rouge, make_tokenizer(parameters.rouge_tokenizer))
-        if "bleu" in names:
-            yield lambda: make_bleu(parameters.bleu_tokenizer)
-        if "chrf" in names:
-            yield lambda: make_chrf(parameters.chrf_word_order)
-        if "exact_match" in names:
+        if "exact_match" in self.names:
             self.exact_match = ExactMatch(parameters.normalizers, parameters.answer_pattern)
-            exact_match = self.exact_match
-            yield lambda: exact_match
-        if of_json:
-            yield lambda: JsonAnswers(of_json, parameters.json_schema_path)
-        for name in parameters.own_metrics:
-            yield lambda name=name: self._keep_own(name)  # type: ignore[misc]
-
-    def _keep_own(self, name: str) -> OwnMetric:
-        metric = OwnMetric(name)
-        self._own.append(metric)
-        return metric
+        self._pattern = parameters.answer_pattern
+        self._own = [OwnMetric(name) for name in parameters.own_metrics]
+        self._families: list[Family] = [*_make_families(parameters), *self._own]
+        if self.exact_match is not None:
+            self._families.append(self.exact_match)
 
     def check_references(
         self, rows: Answered, *, find_row: Callable[[int], str] = lambda row_id: f"row {row_id}"
@@ -152,16 +127,45 @@ class Scorer:
         return ScoredAnswers({name: found[name] for name in self.names if name in found}, failed)
 
 
+def _make_families(parameters: ScoreParameters) -> Iterator[Family]:
+    """Yield the scores that libraries make."""
+    names = parameters.names
+    rouge = [name for name in names if name in TITLES]
+    of_json = [name for name in names if name in _JSON]
+    if rouge:
+        yield Rouge(rouge, make_tokenizer(parameters.rouge_tokenizer))
+    if "bleu" in names:
+        yield make_bleu(parameters.bleu_tokenizer)
+    if "chrf" in names:
+        yield make_chrf(parameters.chrf_word_order)
+    if of_json:
+        yield JsonAnswers(of_json, parameters.json_schema_path)
+
+
 def check_scores(parameters: ScoreParameters) -> None:
-    """Refuse scores that cannot be made here, before anything else is done.
+    """Refuse scores that cannot be made here, before anything else is done; loads none of the packages that make them.
 
     Args:
         parameters: ``evaluate.scores``.
 
     Raises:
-        UserError: see :class:`Scorer`.
+        UserError: a package, a file or a function is missing; all of them together.
     """
-    Scorer(parameters)
+    checks: list[Callable[[], object]] = []
+    if any(name in TITLES for name in parameters.names):
+        checks.append(lambda: check_tokenizer(parameters.rouge_tokenizer))
+    if parameters.json_schema_path is not None:
+        path = Path(parameters.json_schema_path)
+        checks.append(lambda: read_schema(path))
+    checks += [partial(import_metric, name) for name in parameters.own_metrics]
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
 
 
 def count_empty(answers: Sequence[str]) -> int:
