@@ -164,7 +164,7 @@ def row_logits(model: Any, row: ComparedRow, *, is_classifier: bool, device: str
     if keeps and not is_classifier:
         options["logits_to_keep"] = positions
     with torch.inference_mode():
-        logits = model(input_ids=input_ids, **options).logits
+        logits: torch.Tensor = model(input_ids=input_ids, **options).logits
     # (1, classes); (1, predictions, vocabulary); or of (1, sequence, vocabulary) what is compared
     return (logits if is_classifier else logits[0] if keeps else logits[0, positions]).float().cpu()
 
@@ -182,7 +182,7 @@ def answer_greedily(model: Any, prompt: list[int], *, max_new_tokens: int, devic
 
     input_ids = torch.tensor([prompt], device=device)
     with torch.inference_mode():
-        made = model.generate(
+        made: list[int] = model.generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
             max_new_tokens=max_new_tokens,
@@ -206,8 +206,8 @@ def load(job: Job) -> Any:
     adapter = job["adapter"]
     options: dict[str, Any] = {"trust_remote_code": job["trust_remote_code"]}
     if adapter is None:
-        model = auto_class.from_pretrained(job["folder"], dtype="auto", local_files_only=True, **options)
-        return model.to(job["device"]).eval()
+        whole = auto_class.from_pretrained(job["folder"], dtype="auto", local_files_only=True, **options)
+        return whole.to(job["device"]).eval()
     from peft import PeftModel
 
     options |= {"revision": adapter["revision"], "dtype": torch.float32}
@@ -216,18 +216,37 @@ def load(job: Job) -> Any:
     if adapter["quantization"] is not None:
         named = {key: getattr(torch, str(value)) if key.endswith("_dtype") else value
                  for key, value in adapter["quantization"].items()}  # fmt: skip
-        options["quantization_config"] = transformers.BitsAndBytesConfig(**named)
+        make_config: Any = transformers.BitsAndBytesConfig  # not typed
+        options["quantization_config"] = make_config(**named)
         options["device_map"] = {"": job["device"]}
     base = auto_class.from_pretrained(adapter["name_or_path"], **options)
     rows = adapter["num_embeddings"]
     if rows is not None and base.get_input_embeddings().weight.shape[0] != rows:
         base.resize_token_embeddings(rows, mean_resizing=False)
-    model = PeftModel.from_pretrained(base, job["folder"])
+    model: Any = PeftModel.from_pretrained(base, job["folder"])
     if (Path(job["folder"]) / "generation_config.json").is_file():
         model.get_base_model().generation_config = transformers.GenerationConfig.from_pretrained(job["folder"])
     if job["is_classifier"]:
         model.config.pad_token_id = job["pad_token_id"]
     return (model if adapter["quantization"] is not None else model.to(job["device"])).eval()
+
+
+def add_rows(job: Job, model: Any) -> Sums:
+    """Compare every row.
+
+    Args:
+        job: rows, and where the reference's logits are.
+        model: the export.
+    """
+    import torch
+
+    reader, sums = LogitsReader(job["logits"], job["num_logits"]), Sums()
+    for row in job["rows"]:
+        exported = row_logits(model, row, is_classifier=job["is_classifier"], device=job["device"])
+        if exported.shape[1] != job["num_logits"]:
+            raise SystemExit(f"the export has {exported.shape[1]} logits, and its original {job['num_logits']}")
+        sums.add(reader.take(len(row["targets"])), exported, torch.tensor(row["targets"]))
+    return sums
 
 
 def compare(job: Job) -> dict[str, Any]:
@@ -241,28 +260,27 @@ def compare(job: Job) -> dict[str, Any]:
 
     began = time.monotonic()
     # Differences of the sixth digit are looked for, which TF32 does not have.
-    torch.backends.cuda.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     # The tokenizer is a part of the export, though the rows are tokenized already.
     transformers.AutoTokenizer.from_pretrained(
         job["folder"], trust_remote_code=job["trust_remote_code"], local_files_only=True
     )
     model = load(job)
-    reader, sums = LogitsReader(job["logits"], job["num_logits"]), Sums()
-    for row in job["rows"]:
-        exported = row_logits(model, row, is_classifier=job["is_classifier"], device=job["device"])
-        if exported.shape[1] != job["num_logits"]:
-            raise SystemExit(f"the export has {exported.shape[1]} logits, and its original {job['num_logits']}")
-        sums.add(reader.take(len(row["targets"])), exported, torch.tensor(row["targets"]))
+    dtype = str(model.dtype).removeprefix("torch.")
+    in_dtype = None if dtype == "float32" else asdict(add_rows(job, model))
     answers = [
         answer_greedily(model, each["prompt"], max_new_tokens=job["max_new_tokens"], device=job["device"])
         for each in job["answers"]
     ]
+    # What was written is judged apart from how coarsely 16 bits compute, which any model in them does.
+    sums = add_rows(job, model if in_dtype is None else model.float())
     if "lm_tuning" in sys.modules:
         raise SystemExit("the plain check has imported this project")
     return {
         "sums": asdict(sums),
+        "sums_in_dtype": in_dtype,
         "num_equal_answers": sum(made == each["answer"] for made, each in zip(answers, job["answers"], strict=True)),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": dtype,
         "seconds": time.monotonic() - began,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }

@@ -40,7 +40,10 @@ class ParityRecord(TypedDict):
     num_rows: int
     # What the export was compared with, in words.
     reference: str
+    # The weights as written, computed in float32: what the bounds are about.
     distance: DistanceRecord
+    # The same where products are made in the 16 bits of the weights, as most servers do; reported only.
+    distance_in_dtype: DistanceRecord | None
     bounds: list[BoundRecord]
     # Greedy answers, reported only.
     num_answers: int
@@ -122,10 +125,16 @@ class ServingSettings(TypedDict):
     trust_remote_code: bool
 
 
+class NotServed(TypedDict):
+    """An export that MLflow does not get."""
+
+    is_wanted: Literal[False]
+
+
 class ServedModel(TypedDict):
     """An export as MLflow gets it."""
 
-    is_wanted: bool
+    is_wanted: Literal[True]
     folder: str
     # How MLflow loads it: its own flavour for transformers, or the code beside its dataset.
     flavor: Literal["transformers", "python"]
