@@ -141,8 +141,8 @@ class TestEveryNode:
 
     def test_only_heavy_nodes_are_tagged_for_the_backend(self, node: Node) -> None:
         heavy = {
-            "prepare_base_model", "train_model", "profile_steps", "evaluate_models", "answer_prompts", "predict_classes",
-            "export_model",
+            "prepare_base_model", "train_model", "profile_steps", "evaluate_models", "answer_prompts",
+            "predict_classes", "export_model",
         }  # fmt: skip
         assert heavy <= {each.func.__name__ for each in all_nodes()}
         assert ("torch" in node.tags) == (node.func.__name__ in heavy)

@@ -55,7 +55,7 @@ def test_figures_are_drawn_without_a_warning_with_any_names(num_classes: int) ->
     generator = np.random.default_rng(1)
     references = generator.integers(0, num_classes, 500)
     predictions = np.where(generator.random(500) < 0.8, references, (references + 1) % num_classes)
-    names = [("$x$ 카드 \n분실 ሀ", "a_very_long_name_" * 9, "plain")[index % 3] for index in range(num_classes)]
+    names = [("$x$ 카드 \n분실 ሀ", "a_very_long_name_" * 9, "plain")[index % 3] for index in range(num_classes)]  # noqa: RUF001
     probabilities = generator.uniform(0.3, 1, 500).astype(np.float32)
     is_right = references == predictions
     with warnings.catch_warnings():
