@@ -107,7 +107,9 @@ def test_every_report_goes_to_mlflow(entries: dict[str, dict[str, Any]]) -> None
         and not entry["type"].endswith(("LiveReportDataset", ".FolderDataset"))
     }
     kept = {name for name, entry in entries.items() if entry["metadata"].get("lm_tuning", {}).get("mlflow_artifact")}
-    assert kept == reports | {"evaluation_row_scores", "evaluation_samples", "predictions", "tuned_model"}
+    assert kept == reports | {
+        "evaluation_row_scores", "evaluation_samples", "generated", "predictions", "tuned_model"
+    }  # fmt: skip
     assert entries["evaluation"]["metadata"]["lm_tuning"]["mlflow_metrics"] is True
 
 
