@@ -51,6 +51,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_folds,
         _check_sources,
         _check_alias,
+        _check_gguf,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -372,4 +373,29 @@ def _check_alias(parameters: Parameters) -> Iterator[Conflict]:
             ("export.alias", "export.register_as"),
             f"export.alias = {export.alias} names a version of a registered model, and export.register_as = null "
             "registers none: set export.register_as, or export.alias = null.",
+        )
+
+
+def _check_gguf(parameters: Parameters) -> Iterator[Conflict]:
+    export = parameters.export
+    is_quantized = export.gguf.quantization != "none"
+    if export.format != "gguf":
+        if is_quantized:
+            yield Conflict(
+                ("export.gguf.quantization", "export.format"),
+                f"export.gguf.quantization = {export.gguf.quantization} is for a GGUF, and export.format = "
+                f"{export.format}: set export.format = gguf, or export.gguf.quantization = none.",
+            )
+        return
+    if is_quantized and export.dtype != "auto":
+        yield Conflict(
+            ("export.dtype", "export.gguf.quantization"),
+            f"export.dtype = {export.dtype} and export.gguf.quantization = {export.gguf.quantization} both say how "
+            "weights are written: set export.dtype = auto, or export.gguf.quantization = none.",
+        )
+    if export.logs_model:
+        yield Conflict(
+            ("export.format", "export.register_as" if export.register_as else "export.log_to_mlflow"),
+            "export.format = gguf is for llama.cpp, which MLflow cannot answer with: set export.log_to_mlflow = false "
+            "and export.register_as = null, or export.format = merged.",
         )
