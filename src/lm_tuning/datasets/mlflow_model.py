@@ -13,7 +13,7 @@ from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.datasets.entry import CatalogEntry
 from lm_tuning.errors import UserError
-from lm_tuning.export.records import ServedModel
+from lm_tuning.export.records import NotServed, ServedModel
 from lm_tuning.json_types import JsonObject
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ MODEL_NAME = "exported_model"
 _SERVING_CODE = Path(__file__).with_name("serving_code.py")
 
 
-class MlflowModelDataset(CatalogEntry, AbstractDataset[ServedModel, NoReturn]):
+class MlflowModelDataset(CatalogEntry, AbstractDataset[ServedModel | NotServed, NoReturn]):
     """Log an export as a model of the MLflow run of this ``kedro run``, if the description says that it is wanted.
 
     Causal models and classifiers go in MLflow's flavour for transformers; encoder-decoders and adapters, which that has
@@ -47,7 +47,7 @@ class MlflowModelDataset(CatalogEntry, AbstractDataset[ServedModel, NoReturn]):
         """Refuse: MLflow loads its models."""
         raise DatasetError("MLflow loads the model: mlflow.pyfunc.load_model('models:/<name>@<alias>').")
 
-    def save(self, data: ServedModel) -> None:
+    def save(self, data: ServedModel | NotServed) -> None:
         """Log and register the model.
 
         Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-from mlflow.pyfunc import PythonModel
+from mlflow.pyfunc.model import PythonModel
 
 _AUTO_CLASSES = {
     "causal_lm": "AutoModelForCausalLM",

@@ -164,7 +164,7 @@ def row_logits(model: Any, row: ComparedRow, *, is_classifier: bool, device: str
     if keeps and not is_classifier:
         options["logits_to_keep"] = positions
     with torch.inference_mode():
-        logits = model(input_ids=input_ids, **options).logits
+        logits: torch.Tensor = model(input_ids=input_ids, **options).logits
     # (1, classes); (1, predictions, vocabulary); or of (1, sequence, vocabulary) what is compared
     return (logits if is_classifier else logits[0] if keeps else logits[0, positions]).float().cpu()
 
@@ -182,7 +182,7 @@ def answer_greedily(model: Any, prompt: list[int], *, max_new_tokens: int, devic
 
     input_ids = torch.tensor([prompt], device=device)
     with torch.inference_mode():
-        made = model.generate(
+        made: list[int] = model.generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
             max_new_tokens=max_new_tokens,
@@ -206,8 +206,8 @@ def load(job: Job) -> Any:
     adapter = job["adapter"]
     options: dict[str, Any] = {"trust_remote_code": job["trust_remote_code"]}
     if adapter is None:
-        model = auto_class.from_pretrained(job["folder"], dtype="auto", local_files_only=True, **options)
-        return model.to(job["device"]).eval()
+        whole = auto_class.from_pretrained(job["folder"], dtype="auto", local_files_only=True, **options)
+        return whole.to(job["device"]).eval()
     from peft import PeftModel
 
     options |= {"revision": adapter["revision"], "dtype": torch.float32}
@@ -216,13 +216,14 @@ def load(job: Job) -> Any:
     if adapter["quantization"] is not None:
         named = {key: getattr(torch, str(value)) if key.endswith("_dtype") else value
                  for key, value in adapter["quantization"].items()}  # fmt: skip
-        options["quantization_config"] = transformers.BitsAndBytesConfig(**named)
+        make_config: Any = transformers.BitsAndBytesConfig  # not typed
+        options["quantization_config"] = make_config(**named)
         options["device_map"] = {"": job["device"]}
     base = auto_class.from_pretrained(adapter["name_or_path"], **options)
     rows = adapter["num_embeddings"]
     if rows is not None and base.get_input_embeddings().weight.shape[0] != rows:
         base.resize_token_embeddings(rows, mean_resizing=False)
-    model = PeftModel.from_pretrained(base, job["folder"])
+    model: Any = PeftModel.from_pretrained(base, job["folder"])
     if (Path(job["folder"]) / "generation_config.json").is_file():
         model.get_base_model().generation_config = transformers.GenerationConfig.from_pretrained(job["folder"])
     if job["is_classifier"]:
@@ -241,7 +242,7 @@ def compare(job: Job) -> dict[str, Any]:
 
     began = time.monotonic()
     # Differences of the sixth digit are looked for, which TF32 does not have.
-    torch.backends.cuda.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     # The tokenizer is a part of the export, though the rows are tokenized already.
     transformers.AutoTokenizer.from_pretrained(
         job["folder"], trust_remote_code=job["trust_remote_code"], local_files_only=True

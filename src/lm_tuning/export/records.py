@@ -137,10 +137,16 @@ class ServingSettings(TypedDict):
     trust_remote_code: bool
 
 
+class NotServed(TypedDict):
+    """An export that MLflow does not get."""
+
+    is_wanted: Literal[False]
+
+
 class ServedModel(TypedDict):
     """An export as MLflow gets it."""
 
-    is_wanted: bool
+    is_wanted: Literal[True]
     folder: str
     # How MLflow loads it: its own flavour for transformers, or the code beside its dataset.
     flavor: Literal["transformers", "python"]

@@ -46,7 +46,7 @@ def describe_served(
         pipeline_task = "text-classification" if settings["labels"] else "text-generation"
         example = [_CHAT_EXAMPLE] if settings["is_chat"] else _first_text(folder, record["task"], tokens_folder)
     return {
-        "is_wanted": export.logs_model,
+        "is_wanted": True,
         "folder": str(folder),
         "flavor": flavor,
         "pipeline_task": pipeline_task,

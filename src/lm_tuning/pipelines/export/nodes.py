@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lm_tuning.export.records import ExportRecord, ServedModel, UploadRecord
+from lm_tuning.export.records import ExportRecord, NotServed, ServedModel, UploadRecord
 from lm_tuning.models.record import ModelLocation
 from lm_tuning.parameters import ExportParameters, ModelParameters
 from lm_tuning.pipelines import DIGEST_CACHE
@@ -51,8 +51,10 @@ def serve_export(
     tokenized_examples: Path,
     *,
     export: ExportParameters,
-) -> ServedModel:
-    """Describe the export to MLflow as a model that answers requests; whether it gets one, parameters say."""
+) -> ServedModel | NotServed:
+    """Describe the export to MLflow as a model that answers requests, if parameters ask for one."""
+    if not export.logs_model:
+        return {"is_wanted": False}
     from lm_tuning.export.served import describe_served
 
     return describe_served(exported_model, export_record, tuned_model, tokenized_examples, export)
