@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +21,9 @@ from lm_tuning.export.records import BoundRecord, DistanceRecord, GgufRecord, Pa
 from lm_tuning.models.generation_settings import GENERATION_NAME
 from lm_tuning.models.loading import load_tokenizer
 from lm_tuning.parameters.export import ExportParameters, GgufParameters
+from lm_tuning.progress import OnProgress
+
+logger = logging.getLogger(__name__)
 
 GGUF_NAME = "model.gguf"
 READER = "llama_cpp"
@@ -60,6 +64,82 @@ def find_gguf_problems(tuned_folder: Path, task: str, config: Any, settings: Ggu
 def is_checkable() -> bool:
     """Return whether llama-cpp-python is installed, without importing it."""
     return importlib.util.find_spec(READER) is not None
+
+
+def export_gguf(
+    merged: Path,
+    target: Path,
+    export: ExportParameters,
+    *,
+    dtype: str,
+    name: str,
+    rows: HeldOutRows,
+    reference: Reference,
+    words: str,
+    work: Path,
+    compare_merged: Callable[[], ParityRecord],
+    on_progress: OnProgress,
+) -> tuple[ParityRecord, GgufRecord, list[str]]:
+    """Write a merged model as a GGUF, and compare the file; where nothing can read it, the model it was made of.
+
+    Args:
+        merged: model, tokenizer and settings of generation.
+        target: the file.
+        export: the ``export`` parameters.
+        dtype: of weights that are not quantized.
+        name: of the model.
+        rows: what is compared.
+        reference: the logits that it should have.
+        words: what these are of.
+        work: a folder for files.
+        compare_merged: compares the merged model.
+        on_progress: told the weights written.
+
+    Returns:
+        The comparison, how the file was written, and what is to be told of it.
+
+    Raises:
+        UserError: a weight or token has no place in the file, or llama.cpp reads something else than was meant.
+        MachineFault: the process that compares was killed.
+    """
+    vocabulary = convert_to_gguf(
+        merged,
+        target,
+        export,
+        dtype=dtype,
+        name=name,
+        on_tensor=lambda done, total: on_progress("Writing the GGUF", done, total, "weights"),
+    )
+    notes, interval, is_checked = list(vocabulary.notes), None, is_checkable()
+    if is_checked:
+        reading = "llama.cpp reads the GGUF in a process of its own"
+        on_progress(reading, 0, 1, "export")
+        parity, interval = compare_gguf(
+            target,
+            export,
+            tokenizer=load_tokenizer(str(merged.absolute())),
+            stop_ids=stop_ids_of(merged),
+            rows=rows,
+            reference=reference,
+            words=words,
+            dtype=dtype if export.gguf.quantization == "none" else export.gguf.quantization,
+            work=work,
+        )
+        on_progress(reading, 1, 1, "export")
+    else:
+        notes.append(
+            "No llama.cpp has read this file: the figures are those of the merged model that it was written from."
+        )
+        logger.warning("llama-cpp-python is not installed, so nothing has read the GGUF that is published.")
+        parity = compare_merged()
+    record: GgufRecord = {
+        "quantization": export.gguf.quantization,
+        "pre_tokenizer": vocabulary.pre_tokenizer,
+        "is_checked": is_checked,
+        "num_texts": len(rows.rows) if is_checked else 0,
+        "loss_change_interval": interval,
+    }
+    return parity, record, notes
 
 
 def convert_to_gguf(
@@ -174,32 +254,6 @@ def compare_gguf(
         "seconds": found["seconds"],
         "versions": {"llama-cpp-python": found["version"]},
     }, _interval_of(by_row)
-
-
-def describe_gguf(
-    export: ExportParameters,
-    vocabulary: GgufVocabulary,
-    *,
-    num_texts: int,
-    interval: tuple[float, float] | None,
-    is_checked: bool,
-) -> GgufRecord:
-    """Return what ``export.json`` tells of the file.
-
-    Args:
-        export: the ``export`` parameters.
-        vocabulary: that was written.
-        num_texts: texts of which llama.cpp made the same tokens.
-        interval: of the change of the loss.
-        is_checked: whether llama.cpp has read it.
-    """
-    return {
-        "quantization": export.gguf.quantization,
-        "pre_tokenizer": vocabulary.pre_tokenizer,
-        "is_checked": is_checked,
-        "num_texts": num_texts,
-        "loss_change_interval": interval,
-    }
 
 
 def _text_of(tokenizer: Any, row: ComparedRow) -> Any:

@@ -13,7 +13,8 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # other scripts, combining marks, runs of every white space, punctuation before letters and before line ends.
 _PROBE = (
     "It's HE'LL they'Ve I'd we'RE can't don'T a's 'x ''ll _foo (bar) [x]/y\\z don\u2019t\n"
-    " 1 22 333 4444 55555 1234567 3.14 v2x10 \u0663\u0664\u0665 \u2167\u00bd \u00b2\u2075 x\u2083 7\u0966\u0967\u0968\n\n"
+    " 1 22 333 4444 55555 1234567 3.14 v2x10 \u0663\u0664\u0665 \u2167\u00bd \u00b2\u2075 x\u2083 7\u0966"
+    "\u0967\u0968\n\n"
     "\tone  two   three    \n \n\t \r\n\r\nend \n  x\u00a0y\u3000z \u2028w\n\n\n   !!! ??\n...\r\n-- =>{}\n;"
     "e\u0301te\u0301 na\u00efve \u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22 \u0939\u093f\u0928\u094d\u0926\u0940 "
     "\u4f60\u597d\uff0c\u4e16\u754c\u3002 \uc548\ub155\ud558\uc138\uc694 12\uac1c \u3042\u3044\u3046\u30a2\u30a4 "
@@ -77,15 +78,21 @@ def find_tokenizer_problems(tokenizer: Any) -> list[str]:
         problems.append(f"splits a text in a way that has no name in llama.cpp that is known here (known: {known})")
     elif bool(model.get("ignore_merges")) != (_pre_tokenizer_of(tokenizer) == "llama-bpe"):
         # llama.cpp takes this from the name of the split.
-        problems.append(f"sets ignore_merges = {model.get('ignore_merges')!r}, which llama.cpp does not beside its split")
+        problems.append(
+            f"sets ignore_merges = {model.get('ignore_merges')!r}, which llama.cpp does not beside its split"
+        )
     normalizer = facts.get("normalizer")
     if normalizer is not None and normalizer.get("type") != "NFC":
         problems.append(f"changes a text before it is split ({normalizer.get('type')}), which llama.cpp does not")
     odd = [
-        token["content"] for token in facts["added_tokens"] if token["lstrip"] or token["rstrip"] or token["single_word"]
+        token["content"]
+        for token in facts["added_tokens"]
+        if token["lstrip"] or token["rstrip"] or token["single_word"]
     ]
     if odd:
-        problems.append(f"has added tokens that take spaces or whole words ({', '.join(odd[:4])}), which GGUF cannot say")
+        problems.append(
+            f"has added tokens that take spaces or whole words ({', '.join(odd[:4])}), which GGUF cannot say"
+        )
     if any(" " in piece for merge in model["merges"] for piece in merge):
         problems.append("merges pieces with a space in them, which GGUF cannot say")
     if _frame_of(tokenizer) is None:

@@ -20,7 +20,11 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Model types that are written, by the name that transformers and llama.cpp both have for them."""
 BLOCK_SIZE = 32
 """Numbers of a block of quantized weights, which share a scale."""
-_SCALED_ROPE = {"llama": ("default", "linear", "llama3"), "qwen2": ("default", "linear"), "qwen3": ("default", "linear")}
+_SCALED_ROPE = {
+    "llama": ("default", "linear", "llama3"),
+    "qwen2": ("default", "linear"),
+    "qwen3": ("default", "linear"),
+}
 # The embedding is a table that is read row by row, and the head decides between near tokens: both suffer first.
 _FINE_TENSORS = ("token_embd.weight", "output.weight")
 
@@ -155,8 +159,8 @@ def _write_settings(writer: Any, config: Any, vocabulary: GgufVocabulary, *, nam
     writer.add_token_merges(vocabulary.merges)
     for kind, index in vocabulary.special_ids.items():
         getattr(writer, f"add_{kind}_token_id")(index)
-    # llama.cpp has places for two more tokens that end an answer; the first two are enough of them in practice, and that
-    # each of them ends one is checked.
+    # llama.cpp has places for two more tokens that end an answer, and knows others by name; that each of them ends one
+    # is checked.
     for add, index in zip((writer.add_eot_token_id, writer.add_eom_token_id), vocabulary.stop_ids, strict=False):
         add(index)
     writer.add_add_bos_token(vocabulary.adds_bos)
@@ -183,9 +187,7 @@ def _sources_of(folder: Path, config: Any, opened: ExitStack) -> Iterator[_Sourc
             if target is None:
                 unknown.append(name)
                 continue
-            yield _Source(
-                name, target, tuple(file.get_slice(name).get_shape()), _reader_of(file, name, config)
-            )
+            yield _Source(name, target, tuple(file.get_slice(name).get_shape()), _reader_of(file, name, config))
     if unknown:
         raise UserError(
             f"The model has weights that have no place in a GGUF of {config.model_type}: {', '.join(unknown[:4])}. Set "

@@ -90,7 +90,8 @@ class ExportRecord(TypedDict):
     tokens_key: str | None
     mlflow_run_id: str | None
     merge: MergeRecord | None
-    gguf: GgufRecord | None
+    # Only of a GGUF.
+    gguf: NotRequired[GgufRecord]
     # Rows of the embedding of the input.
     num_embeddings: int | None
     parity: ParityRecord

@@ -78,7 +78,7 @@ class GgufParameters(ParameterGroup):
     """The merged model as one file for llama.cpp and the programs built on it."""
 
     quantization: GgufType = "none"
-    """Blocks of 32 numbers with a common scale, of about 8.5, 6, 5.5, 5 and 4.5 bits a weight; none keeps export.dtype."""
+    """Blocks of 32 weights with a common scale, of 8.5, 6, 5.5, 5 and 4.5 bits per weight; none keeps export.dtype."""
 
     max_loss_change_fraction: PositiveNumber = 0.02
     """Largest change of the held-out loss of a quantized file, as a fraction of it."""
@@ -91,8 +91,8 @@ class ExportParameters(ParameterGroup):
     """The tuned model as a folder that other programs load."""
 
     format: Literal["merged", "adapter", "gguf"] = "merged"
-    """Merged writes one model that needs nothing else; adapter writes the adapter alone, which needs its base; gguf writes
-    the merged model as one file for llama.cpp."""
+    """Merged writes one model that needs nothing else; adapter writes the adapter alone, which needs its base; gguf
+    writes the merged model as one file for llama.cpp."""
 
     dtype: Dtype = "auto"
     """Dtype of the written weights; auto takes that of the base model's files for a merged adapter, that of the trained
