@@ -80,7 +80,13 @@ def test_a_float32_file_is_the_model(tmp_path: Path, family: str, changes: dict[
     (tmp_path / "gguf").mkdir()
     target, told = tmp_path / "gguf/model.gguf", []
     vocabulary = convert_to_gguf(
-        folder, target, ExportParameters(), dtype="float32", name="tiny", on_tensor=lambda *each: told.append(each)
+        folder,
+        target,
+        ExportParameters(),
+        tokenizer=make_byte_tokenizer(),
+        dtype="float32",
+        name="tiny",
+        on_tensor=lambda *each: told.append(each),
     )
     assert told[-1][0] == told[-1][1] >= 20
     model, again = AutoModelForCausalLM.from_pretrained(folder).eval(), read_back(tmp_path / "gguf", target)
@@ -104,7 +110,13 @@ def test_eight_bits_are_near_and_half_of_sixteen(tmp_path: Path) -> None:
         (tmp_path / kind).mkdir()
         export = ExportParameters(format="gguf", gguf=GgufParameters(quantization=kind))
         convert_to_gguf(
-            folder, tmp_path / kind / "model.gguf", export, dtype="float16", name="tiny", on_tensor=lambda *_: None
+            folder,
+            tmp_path / kind / "model.gguf",
+            export,
+            tokenizer=make_byte_tokenizer(),
+            dtype="float16",
+            name="tiny",
+            on_tensor=lambda *_: None,
         )
         sizes[kind] = (tmp_path / kind / "model.gguf").stat().st_size
         with torch.no_grad():
@@ -118,7 +130,15 @@ def test_eight_bits_are_near_and_half_of_sixteen(tmp_path: Path) -> None:
 def test_the_tokens_of_the_file_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     folder = save_family(tmp_path / "merged")
     target = tmp_path / "model.gguf"
-    convert_to_gguf(folder, target, ExportParameters(), dtype="float32", name="tiny", on_tensor=lambda *_: None)
+    convert_to_gguf(
+        folder,
+        target,
+        ExportParameters(),
+        tokenizer=make_byte_tokenizer(),
+        dtype="float32",
+        name="tiny",
+        on_tensor=lambda *_: None,
+    )
     again, tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file=target.name), make_byte_tokenizer()
     text = "what is 12? <|end|>it is\n 7 cats  안녕"
     assert again(text, add_special_tokens=False).input_ids == tokenizer(text).input_ids
@@ -199,5 +219,11 @@ def test_a_weight_without_a_place(tmp_path: Path) -> None:
     save_file(weights | {"model.layers.0.extra.weight": torch.zeros(2)}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"no place in a GGUF of llama: model\.layers\.0\.extra\.weight"):
         convert_to_gguf(
-            folder, tmp_path / "m.gguf", ExportParameters(), dtype="float32", name="x", on_tensor=lambda *_: None
+            folder,
+            tmp_path / "m.gguf",
+            ExportParameters(),
+            tokenizer=make_byte_tokenizer(),
+            dtype="float32",
+            name="x",
+            on_tensor=lambda *_: None,
         )

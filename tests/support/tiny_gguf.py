@@ -54,9 +54,9 @@ def make_family(family: str, *, tied: bool = True, **changes: Any) -> Any:
         "eos_token_id": END,
         "pad_token_id": PAD,
         "tie_word_embeddings": tied,
-        "initializer_range": 0.3,
+        "initializer_range": 0.1,
     }
-    options |= {"head_dim": 32} if family == "qwen3" else {}
+    options |= {"head_dim": 128} if family == "qwen3" else {}
     config = AutoConfig.for_model(family, **(options | changes))
     state = torch.random.get_rng_state()
     torch.manual_seed(0)

@@ -71,6 +71,7 @@ def export_gguf(
     target: Path,
     export: ExportParameters,
     *,
+    tokenizer: Any,
     dtype: str,
     name: str,
     rows: HeldOutRows,
@@ -83,9 +84,10 @@ def export_gguf(
     """Write a merged model as a GGUF, and compare the file; where nothing can read it, the model it was made of.
 
     Args:
-        merged: model, tokenizer and settings of generation.
+        merged: model and settings of generation.
         target: the file.
         export: the ``export`` parameters.
+        tokenizer: of the training, with the template that is written.
         dtype: of weights that are not quantized.
         name: of the model.
         rows: what is compared.
@@ -106,6 +108,7 @@ def export_gguf(
         merged,
         target,
         export,
+        tokenizer=tokenizer,
         dtype=dtype,
         name=name,
         on_tensor=lambda done, total: on_progress("Writing the GGUF", done, total, "weights"),
@@ -117,7 +120,7 @@ def export_gguf(
         parity, interval = compare_gguf(
             target,
             export,
-            tokenizer=load_tokenizer(str(merged.absolute())),
+            tokenizer=tokenizer,
             stop_ids=stop_ids_of(merged),
             rows=rows,
             reference=reference,
@@ -147,6 +150,7 @@ def convert_to_gguf(
     target: Path,
     export: ExportParameters,
     *,
+    tokenizer: Any,
     dtype: str,
     name: str,
     on_tensor: Callable[[int, int], None],
@@ -154,9 +158,10 @@ def convert_to_gguf(
     """Write a model folder as one file.
 
     Args:
-        merged: model, tokenizer and settings of generation.
+        merged: model and settings of generation.
         target: the file.
         export: the ``export`` parameters.
+        tokenizer: of the training, with the template that is written.
         dtype: of weights that are not quantized.
         name: of the model.
         on_tensor: told the weights written and their number.
@@ -169,7 +174,7 @@ def convert_to_gguf(
     """
     config: dict[str, Any] = json.loads((merged / "config.json").read_text(encoding="utf-8"))
     vocabulary = read_vocabulary(
-        load_tokenizer(str(merged.absolute())),
+        tokenizer,
         num_embeddings=int(config["vocab_size"]),
         stop_ids=stop_ids_of(merged),
     )

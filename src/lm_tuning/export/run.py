@@ -171,6 +171,8 @@ def _export(work: _Work, staging: Path) -> ExportRecord:
             written,
             staging / GGUF_NAME,
             plan.export,
+            # A folder with a config may bring a tokenizer back as another class, with another way to split.
+            tokenizer=load_tokenizer(str(staging.absolute())),
             dtype=plan.dtype,
             name=Path(plan.tuning["base"]["name_or_path"]).name,
             rows=work.rows,
