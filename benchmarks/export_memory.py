@@ -4,8 +4,9 @@
 
 A Llama of this shape is written in the dtype with a LoRA adapter on every linear layer. A process of its own then does
 what the export does after it has its reference: it loads the base in the dtype of its files, puts the adapter on it,
-merges layer by layer and writes the result. Printed are the size of the base's files, the peak resident memory of that
-process (``VmHWM``, libraries included), what it held before it loaded anything, and both ratios to the model's size.
+merges layer by layer and writes the result. Printed are the size of the base's files and the peak memory of that
+process, libraries included: its own (``RssAnon``, every 10 ms) and all resident (``VmHWM``). The latter counts pages of
+the base's files as well, which are mapped while they are read, and which the system takes back when memory is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +58,18 @@ def merge(folder: Path, dtype: Any) -> None:
     from lm_tuning.models.loading import load_model
     from lm_tuning.models.tuned import attach_adapter
 
-    before = read_status("VmRSS")
+    before, peaks = read_status("RssAnon"), [0]
+
+    def watch() -> None:
+        while True:
+            peaks[0] = max(peaks[0], read_status("RssAnon"))
+            time.sleep(0.01)
+
+    threading.Thread(target=watch, daemon=True).start()
     merged = merge_layers(attach_adapter(load_model(str(folder / "base"), dtype=dtype), folder / "adapter"), dtype)
     write_weights(merged.model, folder / "export", dtype)
-    report(json.dumps({"before": before, "peak": read_status("VmHWM"), "layers": merged.num_layers}))
+    found = {"before": before, "own": peaks[0], "resident": read_status("VmHWM"), "layers": merged.num_layers}
+    report(json.dumps(found))
 
 
 def read_status(name: str) -> int:
@@ -104,9 +115,10 @@ def main() -> None:
         written = sum(path.stat().st_size for path in Path(folder, "export").glob("*.safetensors"))
     mebi, layers = 2**20, found["layers"]
     report(f"base {size / mebi:,.0f} MiB in {given.dtype}, export {written / mebi:,.0f} MiB, {layers} layers merged")
-    report(f"peak {found['peak'] / mebi:,.0f} MiB: {found['peak'] / size:.2f} x the model's size")
-    rest = found["peak"] - found["before"]
-    report(f"without the {found['before'] / mebi:,.0f} MiB of libraries: {rest / size:.2f} x")
+    report(f"own peak {found['own'] / mebi:,.0f} MiB: {found['own'] / size:.2f} x the model's size")
+    report(f"resident peak {found['resident'] / mebi:,.0f} MiB: {found['resident'] / size:.2f} x")
+    rest = found["own"] - found["before"]
+    report(f"own peak without the {found['before'] / mebi:,.0f} MiB of libraries: {rest / size:.2f} x")
 
 
 if __name__ == "__main__":

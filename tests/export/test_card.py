@@ -77,6 +77,7 @@ def write_card(folder: Path, *, base: dict[str, Any] | None = None, merge: Any =
             "num_rows": 64,
             "reference": "the full-precision base with the adapter, in float32",
             "distance": DISTANCE,
+            "distance_in_dtype": {**DISTANCE, "mean_kl_nats": 0.0014},
             "bounds": [{"name": "mean_kl_nats", "value": 0.0002, "bound": 0.001, "is_met": True}],
             "num_answers": 4,
             "num_equal_answers": 3,
@@ -96,6 +97,7 @@ def test_scores_have_their_interval_and_the_verdict(folder: Path) -> None:
     assert "num_tokens" not in card
     assert "| Mean KL divergence (nats) | 0.0002 | 0.001 |" in card
     assert "3 of 4" in card
+    assert "Computed in bfloat16 throughout, as servers do (no bound): mean KL divergence 0.0014 nats" in card
 
 
 @pytest.mark.parametrize("why", ["older", "other rows"])

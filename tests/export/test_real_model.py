@@ -64,7 +64,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_exported_within_its_bounds(tuned: Path, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm_tuning.export.card.read_token_summary", lambda folder: {"splits": {}})
     # Of some forty tokens a single near tie is more than a hundredth.
-    parity = {"num_generate_rows": 1, "min_top_1_agreement": 0.95}
+    parity = {"num_generate_rows": 1, "min_top_1_agreement": 0.97}
     location = ModelLocation(name_or_path=str(REPOSITORY / EMBEDDED_MODEL), revision=None, trust_remote_code=False)
     plan = plan_export(
         tuned / "tuned",

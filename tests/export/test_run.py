@@ -133,6 +133,9 @@ def test_a_merged_adapter_in_bfloat16(language: Path) -> None:
         "top_1_agreement",
     }
     assert record["parity"]["dtype"] == "bfloat16"
+    served = record["parity"]["distance_in_dtype"]
+    assert served is not None and served["mean_kl_nats"] > 0
+    assert served["exported_nats"] != record["parity"]["distance"]["exported_nats"]
     assert json.loads((language / "work/writing/config.json").read_text())["dtype"] == "bfloat16"
 
 

@@ -247,7 +247,12 @@ def free_port() -> int:
 @pytest.mark.slow
 def test_the_served_model_answers_a_request(project: Project) -> None:
     project.export(export__register_as="served", export__alias="champion")
-    port, environment = free_port(), {**project.environment, "MLFLOW_TRACKING_URI": project.store}
+    import uvicorn
+
+    # MLflow starts its server by its name, which an activated environment has on its path.
+    scripts = [str(Path(sys.executable).parent), str(Path(uvicorn.__file__).parents[4] / "bin")]
+    path = os.pathsep.join([*scripts, os.environ["PATH"]])
+    port, environment = free_port(), {**project.environment, "MLFLOW_TRACKING_URI": project.store, "PATH": path}
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/served@champion"]
     process = subprocess.Popen(
         [*command, "--env-manager", "local", "-h", "127.0.0.1", "-p", str(port)], env=environment, cwd=project.folder

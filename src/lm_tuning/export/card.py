@@ -156,10 +156,17 @@ def _parity(record: ExportRecord) -> list[Block]:
     first = (
         f"Compared with {parity['reference']}, by a process that knows {reader_of(record)} alone: "
         f"{count_of(distance['num_predictions'], 'prediction')} of {count_of(parity['num_rows'], 'row')} of the "
-        f"{parity['split']} split, read as {parity['dtype']} on {parity['device']}."
+        f"{parity['split']} split. Weights as written, computed in float32 on {parity['device']}."
     )
     bounds = {bound["name"]: bound["bound"] for bound in parity["bounds"]}
     blocks: list[Block] = [Paragraph((first,)), _distance_table(distance, bounds)]
+    served = parity["distance_in_dtype"]
+    if served is not None:
+        told = (
+            f"Computed in {parity['dtype']} throughout, as servers do (no bound): mean KL divergence "
+            f"{served['mean_kl_nats']:.3g} nats, same likeliest {served['top_1_agreement']:.3f}."
+        )
+        blocks.append(Paragraph((told,)))
     if parity["num_answers"]:
         blocks.append(
             Paragraph((f"Equal greedy answers: {parity['num_equal_answers']} of {parity['num_answers']} (no bound).",))

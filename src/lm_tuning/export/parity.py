@@ -64,6 +64,7 @@ class CheckResult(TypedDict):
     """What the process of :mod:`lm_tuning.export.plain_check` writes."""
 
     sums: dict[str, Any]
+    sums_in_dtype: dict[str, Any] | None
     num_equal_answers: int
     dtype: str
     seconds: float

@@ -231,6 +231,24 @@ def load(job: Job) -> Any:
     return (model if adapter["quantization"] is not None else model.to(job["device"])).eval()
 
 
+def add_rows(job: Job, model: Any) -> Sums:
+    """Compare every row.
+
+    Args:
+        job: rows, and where the reference's logits are.
+        model: the export.
+    """
+    import torch
+
+    reader, sums = LogitsReader(job["logits"], job["num_logits"]), Sums()
+    for row in job["rows"]:
+        exported = row_logits(model, row, is_classifier=job["is_classifier"], device=job["device"])
+        if exported.shape[1] != job["num_logits"]:
+            raise SystemExit(f"the export has {exported.shape[1]} logits, and its original {job['num_logits']}")
+        sums.add(reader.take(len(row["targets"])), exported, torch.tensor(row["targets"]))
+    return sums
+
+
 def compare(job: Job) -> dict[str, Any]:
     """Load the export and compare it.
 
@@ -248,22 +266,21 @@ def compare(job: Job) -> dict[str, Any]:
         job["folder"], trust_remote_code=job["trust_remote_code"], local_files_only=True
     )
     model = load(job)
-    reader, sums = LogitsReader(job["logits"], job["num_logits"]), Sums()
-    for row in job["rows"]:
-        exported = row_logits(model, row, is_classifier=job["is_classifier"], device=job["device"])
-        if exported.shape[1] != job["num_logits"]:
-            raise SystemExit(f"the export has {exported.shape[1]} logits, and its original {job['num_logits']}")
-        sums.add(reader.take(len(row["targets"])), exported, torch.tensor(row["targets"]))
+    dtype = str(model.dtype).removeprefix("torch.")
+    in_dtype = None if dtype == "float32" else asdict(add_rows(job, model))
     answers = [
         answer_greedily(model, each["prompt"], max_new_tokens=job["max_new_tokens"], device=job["device"])
         for each in job["answers"]
     ]
+    # What was written is judged apart from how coarsely 16 bits compute, which any model in them does.
+    sums = add_rows(job, model if in_dtype is None else model.float())
     if "lm_tuning" in sys.modules:
         raise SystemExit("the plain check has imported this project")
     return {
         "sums": asdict(sums),
+        "sums_in_dtype": in_dtype,
         "num_equal_answers": sum(made == each["answer"] for made, each in zip(answers, job["answers"], strict=True)),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": dtype,
         "seconds": time.monotonic() - began,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }

@@ -40,7 +40,10 @@ class ParityRecord(TypedDict):
     num_rows: int
     # What the export was compared with, in words.
     reference: str
+    # The weights as written, computed in float32: what the bounds are about.
     distance: DistanceRecord
+    # The same where products are made in the 16 bits of the weights, as most servers do; reported only.
+    distance_in_dtype: DistanceRecord | None
     bounds: list[BoundRecord]
     # Greedy answers, reported only.
     num_answers: int

@@ -63,6 +63,15 @@ def describe_export(record: ExportRecord) -> RenderableType:
     rows = [(bound["name"], f"{bound['value']:.3g}", f"{bound['bound']:g}") for bound in parity["bounds"]]
     rows.append(("loss, original and export", f"{distance['reference_nats']:.5f}", f"{distance['exported_nats']:.5f}"))
     blocks: list[Block] = [Paragraph(first), Table("", ("Figure", "Found", "Bound"), rows)]
+    served = parity["distance_in_dtype"]
+    if served is not None:
+        blocks.append(
+            Paragraph(
+                f"Computed in {parity['dtype']} throughout, as servers do (no bound): mean_kl_nats "
+                f"{served['mean_kl_nats']:.3g}, top_1_agreement {served['top_1_agreement']:.3f}, loss "
+                f"{served['exported_nats']:.5f}."
+            )
+        )
     if parity["num_answers"]:
         blocks.append(
             Paragraph(f"Equal greedy answers: {parity['num_equal_answers']} of {parity['num_answers']} (no bound).")

@@ -379,6 +379,7 @@ def _compare(work: _Work, staging: Path, reference: Reference, words: str) -> Pa
         "num_rows": len(work.rows.rows),
         "reference": words,
         "distance": distance,
+        "distance_in_dtype": describe_sums(found["sums_in_dtype"]) if found["sums_in_dtype"] else None,
         "bounds": judge(distance, plan.export.parity, is_exact=plan.is_exact),
         "num_answers": len(reference.answers),
         "num_equal_answers": found["num_equal_answers"],
