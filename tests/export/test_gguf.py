@@ -171,7 +171,7 @@ class TestRefused:
 
     def test_a_tokenizer_without_bytes(self) -> None:
         assert find_tokenizer_problems(make_tokenizer()) == [
-            "is no byte-level BPE, which is the only kind whose pieces are written here"
+            "is no byte-level BPE, which is the only kind whose segments are written here"
         ]
 
     def test_an_unknown_split(self) -> None:
@@ -211,13 +211,13 @@ def test_an_added_token_that_is_shown_has_a_type_of_its_own() -> None:
     assert vocabulary.stop_ids == [7]
 
 
-def test_a_weight_without_a_place(tmp_path: Path) -> None:
+def test_a_weight_without_a_name(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = save_family(tmp_path / "merged")
     weights = load_file(folder / "model.safetensors")
     save_file(weights | {"model.layers.0.extra.weight": torch.zeros(2)}, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"no place in a GGUF of llama: model\.layers\.0\.extra\.weight"):
+    with pytest.raises(UserError, match=r"no name in a GGUF of llama: model\.layers\.0\.extra\.weight"):
         convert_to_gguf(
             folder,
             tmp_path / "m.gguf",

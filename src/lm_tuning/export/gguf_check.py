@@ -51,7 +51,7 @@ class GgufJob(TypedDict):
     rows: list[GgufRow]
     texts: list[GgufText]
     answers: list[GgufAnswered]
-    # Tokens that have to end an answer.
+    # Tokens at which an answer has to stop.
     stop_ids: list[int]
     max_new_tokens: int
 

@@ -33,7 +33,7 @@ _NUM_SHOWN_TOKENS = 12
 
 
 def find_gguf_problems(tuned_folder: Path, task: str, config: Any, settings: GgufParameters) -> list[str]:
-    """Say before any work why a GGUF of a model would be wrong, or could not be shown to be right.
+    """Return before any work why a GGUF of a model would be wrong, or could not be shown to be right.
 
     Args:
         tuned_folder: has the tokenizer.
@@ -41,17 +41,18 @@ def find_gguf_problems(tuned_folder: Path, task: str, config: Any, settings: Ggu
         config: of the model.
         settings: the ``export.gguf`` parameters.
     """
-    way_out = "Set export.format = merged."
+    how_to_fix = "Set export.format = merged."
     if task != "causal_lm":
         return [
-            f"export.format = gguf is for language models, and {tuned_folder} was trained for task = {task}. {way_out}"
+            f"export.format = gguf is for language models, and {tuned_folder} was trained for task = {task}. "
+            f"{how_to_fix}"
         ]
     tokenizer = load_tokenizer(str(tuned_folder.absolute()))
     wrong = [
         *(f"the model {reason}" for reason in find_architecture_problems(config, settings.quantization)),
         *(f"the tokenizer {reason}" for reason in find_tokenizer_problems(tokenizer)),
     ]
-    problems = [f"export.format = gguf is not possible for {tuned_folder}: {reason}. {way_out}" for reason in wrong]
+    problems = [f"export.format = gguf is not possible for {tuned_folder}: {reason}. {how_to_fix}" for reason in wrong]
     if not is_checkable() and not settings.publish_unchecked:
         problems.append(
             "export.format = gguf is compared by llama.cpp itself, and llama-cpp-python is not installed. Install it "
@@ -101,7 +102,7 @@ def export_gguf(
         The comparison, how the file was written, and what is to be told of it.
 
     Raises:
-        UserError: a weight or token has no place in the file, or llama.cpp reads something else than was meant.
+        UserError: a weight or token has no name in the file, or llama.cpp reads something else than was meant.
         MachineFault: the process that compares was killed.
     """
     vocabulary = convert_to_gguf(
@@ -170,7 +171,7 @@ def convert_to_gguf(
         The vocabulary that was written.
 
     Raises:
-        UserError: a weight or a token has no place in the file.
+        UserError: a weight or a token has no name in the file.
     """
     config: dict[str, Any] = json.loads((merged / "config.json").read_text(encoding="utf-8"))
     vocabulary = read_vocabulary(
@@ -185,7 +186,7 @@ def convert_to_gguf(
 
 
 def stop_ids_of(folder: Path) -> list[int]:
-    """Return the tokens that end an answer, by the settings of generation and the tokenizer.
+    """Return the tokens at which an answer stops, by the settings of generation and the tokenizer.
 
     Args:
         folder: of a model.
@@ -218,7 +219,7 @@ def compare_gguf(
         path: the file.
         export: the ``export`` parameters.
         tokenizer: of the training.
-        stop_ids: tokens that have to end an answer.
+        stop_ids: tokens at which an answer has to stop.
         rows: what is compared.
         reference: the logits that it should have.
         words: what these are of.
@@ -251,6 +252,8 @@ def compare_gguf(
         "num_rows": len(rows.rows),
         "reference": words,
         "distance": distance,
+        # llama.cpp has one way to compute, which the bounds are about.
+        "distance_in_dtype": None,
         "bounds": _judge(distance, export, dtype),
         "num_answers": len(reference.answers),
         "num_equal_answers": found["num_equal_answers"],

@@ -34,7 +34,7 @@ class GgufVocabulary:
         types: of each token: 1 normal, 3 control, 4 added and shown, 5 unused.
         merges: two tokens with a space between, the first that was learned first.
         special_ids: ids of ``bos``, ``eos``, ``pad`` and ``unk``, as far as there are any.
-        stop_ids: further tokens that end an answer, beside EOS.
+        stop_ids: further tokens at which an answer stops, beside EOS.
         adds_bos: whether BOS is put before a text.
         adds_eos: whether EOS is put behind it.
         chat_template: in Jinja.
@@ -54,7 +54,7 @@ class GgufVocabulary:
 
 
 def find_tokenizer_problems(tokenizer: Any) -> list[str]:
-    """Say why llama.cpp would make other tokens of a text.
+    """Return why llama.cpp would make other tokens of a text.
 
     Args:
         tokenizer: as transformers loads it.
@@ -67,7 +67,7 @@ def find_tokenizer_problems(tokenizer: Any) -> list[str]:
     facts = json.loads(tokenizer.backend_tokenizer.to_str())
     model = facts["model"]
     if model["type"] != "BPE" or model.get("byte_fallback") or not _is_byte_level(facts.get("decoder")):
-        return ["is no byte-level BPE, which is the only kind whose pieces are written here"]
+        return ["is no byte-level BPE, which is the only kind whose segments are written here"]
     problems = [
         f"sets {name} = {model[name]!r}, which GGUF cannot say"
         for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
@@ -93,8 +93,8 @@ def find_tokenizer_problems(tokenizer: Any) -> list[str]:
         problems.append(
             f"has added tokens that take spaces or whole words ({', '.join(odd[:4])}), which GGUF cannot say"
         )
-    if any(" " in piece for merge in model["merges"] for piece in merge):
-        problems.append("merges pieces with a space in them, which GGUF cannot say")
+    if any(" " in segment for merge in model["merges"] for segment in merge):
+        problems.append("merges segments with a space in them, which GGUF cannot say")
     if _frame_of(tokenizer) is None:
         problems.append("puts other tokens around a text than BOS before and EOS behind it")
     return problems
@@ -106,7 +106,7 @@ def read_vocabulary(tokenizer: Any, *, num_embeddings: int, stop_ids: list[int])
     Args:
         tokenizer: one of which :func:`find_tokenizer_problems` says nothing.
         num_embeddings: rows of the embedding; those without a token get names that no text has.
-        stop_ids: every token that ends an answer.
+        stop_ids: every token at which an answer stops.
     """
     facts = json.loads(tokenizer.backend_tokenizer.to_str())
     by_id = {index: (token, _TYPE_NORMAL) for token, index in facts["model"]["vocab"].items()}
@@ -181,11 +181,11 @@ def _known_splits() -> dict[str, list[str]]:
         "llama-bpe": chat(r"\p{N}{1,3}"),
         "qwen2": chat(r"\p{N}"),
     }
-    return {name: _pieces(split) for name, split in known.items()}
+    return {name: _segments(split) for name, split in known.items()}
 
 
-def _pieces(split: Any) -> list[str]:
-    return [piece for piece, _ in split.pre_tokenize_str(_PROBE)]
+def _segments(split: Any) -> list[str]:
+    return [segment for segment, _ in split.pre_tokenize_str(_PROBE)]
 
 
 def _pre_tokenizer_of(tokenizer: Any) -> str | None:
@@ -193,5 +193,5 @@ def _pre_tokenizer_of(tokenizer: Any) -> str | None:
     split = tokenizer.backend_tokenizer.pre_tokenizer
     if split is None:
         return None
-    pieces = _pieces(split)
-    return next((name for name, known in _known_splits().items() if known == pieces), None)
+    segments = _segments(split)
+    return next((name for name, known in _known_splits().items() if known == segments), None)

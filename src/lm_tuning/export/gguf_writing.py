@@ -40,7 +40,7 @@ class _Source:
 
 
 def find_architecture_problems(config: Any, quantization: GgufType) -> list[str]:
-    """Say why llama.cpp would compute something else than the model does.
+    """Return why llama.cpp would compute something else than the model does.
 
     Args:
         config: of the model.
@@ -102,7 +102,7 @@ def write_gguf(
         on_tensor: told the weights written and their number.
 
     Raises:
-        UserError: a weight has no place in the file.
+        UserError: a weight has no name in the file.
     """
     import gguf
     from transformers import AutoConfig
@@ -159,8 +159,8 @@ def _write_settings(writer: Any, config: Any, vocabulary: GgufVocabulary, *, nam
     writer.add_token_merges(vocabulary.merges)
     for kind, index in vocabulary.special_ids.items():
         getattr(writer, f"add_{kind}_token_id")(index)
-    # llama.cpp has places for two more tokens that end an answer, and knows others by name; that each of them ends one
-    # is checked.
+    # llama.cpp has keys for two more tokens at which an answer stops, and knows others by name; that each of them ends
+    # one is checked.
     for add, index in zip((writer.add_eot_token_id, writer.add_eom_token_id), vocabulary.stop_ids, strict=False):
         add(index)
     writer.add_add_bos_token(vocabulary.adds_bos)
@@ -171,7 +171,7 @@ def _write_settings(writer: Any, config: Any, vocabulary: GgufVocabulary, *, nam
 
 
 def _sources_of(folder: Path, config: Any, opened: ExitStack) -> Iterator[_Source]:
-    """Find the place of each weight, and that every place is taken."""
+    """Find the name of each weight in the file."""
     import gguf
     from safetensors import safe_open
 
@@ -190,7 +190,7 @@ def _sources_of(folder: Path, config: Any, opened: ExitStack) -> Iterator[_Sourc
             yield _Source(name, target, tuple(file.get_slice(name).get_shape()), _reader_of(file, name, config))
     if unknown:
         raise UserError(
-            f"The model has weights that have no place in a GGUF of {config.model_type}: {', '.join(unknown[:4])}. Set "
+            f"The model has weights that have no name in a GGUF of {config.model_type}: {', '.join(unknown[:4])}. Set "
             "export.format = merged."
         )
     if dict(config.rope_parameters).get("rope_type") == "llama3":

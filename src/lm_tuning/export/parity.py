@@ -349,11 +349,11 @@ def require_bounds(record: ParityRecord) -> None:
         f"The export is not published, since it is another model than {record['reference']}: {found}. Compared were "
         f"{distance['num_predictions']:,} predictions of {record['num_rows']:,} rows of the {record['split']} split, "
         f"with a loss of {distance['exported_nats']:.5f} nats against {distance['reference_nats']:.5f}. An earlier "
-        f"export is kept. {_way_out(record['dtype'])}"
+        f"export is kept. {_how_to_fix(record['dtype'])}"
     )
 
 
-def _way_out(dtype: str) -> str:
+def _how_to_fix(dtype: str) -> str:
     if dtype == "float32":
         return "Its weights are in float32 already, so rounding is not the cause: what was written is another model."
     if dtype in ("bfloat16", "float16"):
