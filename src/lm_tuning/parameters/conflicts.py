@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
+from lm_tuning.parameters.gguf import find_gguf_contradictions
 from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.trainer_arguments import (
     BITSANDBYTES_OPTIMIZERS,
@@ -377,25 +378,4 @@ def _check_alias(parameters: Parameters) -> Iterator[Conflict]:
 
 
 def _check_gguf(parameters: Parameters) -> Iterator[Conflict]:
-    export = parameters.export
-    is_quantized = export.gguf.quantization != "none"
-    if export.format != "gguf":
-        if is_quantized:
-            yield Conflict(
-                ("export.gguf.quantization", "export.format"),
-                f"export.gguf.quantization = {export.gguf.quantization} is for a GGUF, and export.format = "
-                f"{export.format}: set export.format = gguf, or export.gguf.quantization = none.",
-            )
-        return
-    if is_quantized and export.dtype != "auto":
-        yield Conflict(
-            ("export.dtype", "export.gguf.quantization"),
-            f"export.dtype = {export.dtype} and export.gguf.quantization = {export.gguf.quantization} both say how "
-            "weights are written: set export.dtype = auto, or export.gguf.quantization = none.",
-        )
-    if export.logs_model:
-        yield Conflict(
-            ("export.format", "export.register_as" if export.register_as else "export.log_to_mlflow"),
-            "export.format = gguf is for llama.cpp, which MLflow cannot answer with: set export.log_to_mlflow = false "
-            "and export.register_as = null, or export.format = merged.",
-        )
+    return (Conflict(keys, problem) for keys, problem in find_gguf_contradictions(parameters.export))
