@@ -156,7 +156,7 @@ def _parity(record: ExportRecord) -> list[Block]:
     first = (
         f"Compared with {parity['reference']}, by a process that knows {reader_of(record)} alone: "
         f"{count_of(distance['num_predictions'], 'prediction')} of {count_of(parity['num_rows'], 'row')} of the "
-        f"{parity['split']} split. Weights as written, computed in float32 on {parity['device']}."
+        f"{parity['split']} split. {_computed(record)}"
     )
     bounds = {bound["name"]: bound["bound"] for bound in parity["bounds"]}
     blocks: list[Block] = [Paragraph((first,)), _distance_table(distance, bounds)]
@@ -189,6 +189,12 @@ def _parity(record: ExportRecord) -> list[Block]:
             )
         )
     return blocks
+
+
+def _computed(record: ExportRecord) -> str:
+    if reader_of(record) == "llama.cpp":
+        return "Computed by llama.cpp on cpu."
+    return f"Weights as written, computed in float32 on {record['parity']['device']}."
 
 
 def _distance_table(distance: DistanceRecord, bounds: dict[str, float]) -> Table:
