@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.export.checks import ExportPlan
+from lm_tuning.export.gguf_export import GGUF_NAME
 from lm_tuning.export.records import DistanceRecord, ExportRecord
+from lm_tuning.export.report import describe_interval, reader_of, weights_in
 from lm_tuning.models.folders import is_local
 from lm_tuning.models.generation_settings import CARD_NAME, GENERATION_NAME
 from lm_tuning.models.structure import AUTO_CLASSES
@@ -52,7 +54,7 @@ def write_export_card(folder: Path, record: ExportRecord, plan: ExportPlan, sour
     """
     name, license_name = find_base(plan)
     front = {
-        "library_name": "peft" if record["format"] == "adapter" else "transformers",
+        "library_name": {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}[record["format"]],
         "pipeline_tag": _PIPELINE_TAGS.get(record["task"]),
         "license": license_name,
         "base_model": name,
@@ -71,7 +73,7 @@ def write_export_card(folder: Path, record: ExportRecord, plan: ExportPlan, sour
     shown = name or Path(record["base_model"]).name
     licence = license_name or "not named in the base's files: look it up before you pass the model on"
     summary: list[Block] = [
-        Paragraph((f"{what} {shown}, for ", Code(record["task"]), f", weights in {record['dtype']}.")),
+        Paragraph((f"{what} {shown}, for ", Code(record["task"]), f", weights in {weights_in(record)}.")),
         Paragraph((f"Licence of the base: {licence}.",)),
         *(Paragraph((note,)) for note in record["notes"]),
     ]
@@ -106,6 +108,8 @@ def _license_in(card: Path) -> str | None:
 
 
 def _use(record: ExportRecord, plan: ExportPlan) -> list[Block]:
+    if record["format"] == "gguf":
+        return _use_of_gguf(plan)
     is_adapter, generates = record["format"] == "adapter", record["task"] != "sequence_classification"
     auto_class = AUTO_CLASSES[record["task"]]
     names, options, lines = ["AutoTokenizer"], ["folder"], []
@@ -138,12 +142,21 @@ def _use(record: ExportRecord, plan: ExportPlan) -> list[Block]:
     return [Preformatted("\n".join(lines)), Paragraph((Code(GENERATION_NAME), told, Code("max_new_tokens"), "."))]
 
 
+def _use_of_gguf(plan: ExportPlan) -> list[Block]:
+    lines = ["from llama_cpp import Llama", "", f'model = Llama("{GGUF_NAME}", n_ctx=0)']
+    if plan.tuning["rendering"]:
+        lines.append('model.create_chat_completion([{"role": "user", "content": "Hello"}], max_tokens=64)')
+    else:
+        lines.append('model.create_completion("Once", max_tokens=64)')
+    return [Preformatted("\n".join(lines)), Paragraph(("Or ", Code(f"llama-server -m {GGUF_NAME}"), "."))]
+
+
 def _parity(record: ExportRecord) -> list[Block]:
     parity, distance = record["parity"], record["parity"]["distance"]
     first = (
-        f"Compared with {parity['reference']}, by a process that knows transformers alone: "
+        f"Compared with {parity['reference']}, by a process that knows {reader_of(record)} alone: "
         f"{count_of(distance['num_predictions'], 'prediction')} of {count_of(parity['num_rows'], 'row')} of the "
-        f"{parity['split']} split. Weights as written, computed in float32 on {parity['device']}."
+        f"{parity['split']} split. {_computed(record)}"
     )
     bounds = {bound["name"]: bound["bound"] for bound in parity["bounds"]}
     blocks: list[Block] = [Paragraph((first,)), _distance_table(distance, bounds)]
@@ -158,6 +171,9 @@ def _parity(record: ExportRecord) -> list[Block]:
         blocks.append(
             Paragraph((f"Equal greedy answers: {parity['num_equal_answers']} of {parity['num_answers']} (no bound).",))
         )
+    interval = describe_interval(record)
+    if interval is not None:
+        blocks.append(Paragraph((interval,)))
     merge = record["merge"]
     if merge is not None and "distance_to_trained" in merge:
         told = ", ".join(
@@ -173,6 +189,12 @@ def _parity(record: ExportRecord) -> list[Block]:
             )
         )
     return blocks
+
+
+def _computed(record: ExportRecord) -> str:
+    if reader_of(record) == "llama.cpp":
+        return "Computed by llama.cpp on cpu."
+    return f"Weights as written, computed in float32 on {record['parity']['device']}."
 
 
 def _distance_table(distance: DistanceRecord, bounds: dict[str, float]) -> Table:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lm_tuning.errors import MachineFault, UserError
+from lm_tuning.export.gguf_export import find_gguf_problems
 from lm_tuning.export.parity import MOST_LOGIT_BYTES
 from lm_tuning.export.records import ExportDtype
 from lm_tuning.models.base_model import describe_base_model
@@ -55,13 +56,14 @@ class ExportPlan:
     @property
     def merges(self) -> bool:
         """Whether an adapter is merged."""
-        return self.is_adapter and self.export.format == "merged"
+        return self.is_adapter and self.export.format != "adapter"
 
     @property
     def is_exact(self) -> bool:
         """Whether the export has to give the logits of the original, but for rounding in float32."""
         # Kernels of quantized weights are chosen by whoever loads them, and are not equal.
-        return self.dtype == "float32" and (self.merges or self.tuning["quantization"] is None)
+        is_kept = self.merges or self.tuning["quantization"] is None
+        return self.dtype == "float32" and is_kept and self.export.gguf.quantization == "none"
 
 
 def plan_export(
@@ -98,6 +100,8 @@ def plan_export(
     problems += _problems_of(lambda: _check_rows(tuned_folder, tuning, tokens_folder))
     if tuning["method"] != "full":
         problems += _problems_of(lambda: _check_base(tuned_folder, tuning, base, digest_cache))
+    if export.format == "gguf" and not problems:
+        problems += find_gguf_problems(tuned_folder, tuning["task"], _config_of(tuned_folder, tuning), export.gguf)
     if problems:
         raise UserError(problems)
     label_map = read_label_map(tuned_folder)
@@ -179,7 +183,8 @@ def _check_base(tuned_folder: Path, tuning: TuningRecord, base: ModelLocation, d
 def _choose_dtype(tuned_folder: Path, tuning: TuningRecord, export: ExportParameters) -> ExportDtype:
     if export.dtype != "auto":
         return export.dtype
-    if export.format == "adapter":
+    # What is quantized is not rounded before.
+    if export.format == "adapter" or export.gguf.quantization != "none":
         return "float32"
     # Full weights are trained in float32 whatever the base's files hold.
     stored = str(getattr(_config_of(tuned_folder, tuning), "dtype", None) or "float32").removeprefix("torch.")
@@ -204,6 +209,8 @@ def _check_space(plan: ExportPlan, target: Path) -> None:
         skeleton = build_skeleton(**source_of(plan), task=plan.tuning["task"], label_map=plan.label_map)
         # A weight that two modules share is written once.
         wanted = sum(parameter.numel() for parameter in skeleton.parameters()) * _BYTES[plan.dtype]
+    if plan.export.format == "gguf":
+        wanted *= 2  # the merged model, which it is written from, lies beside it until the end
     num_references = 3 if plan.merges and plan.tuning["quantization"] else 1
     wanted += _MORE_BYTES + num_references * MOST_LOGIT_BYTES // 4
     folder = next(parent for parent in target.absolute().parents if parent.is_dir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -249,29 +250,49 @@ def run_check(job: Job, work: Path) -> CheckResult:
         UserError: the export cannot be loaded, or is another model by its shape.
         MachineFault: the process was killed, as for lack of memory.
     """
+    found: CheckResult = run_script(plain_check.__file__, job, work, reader="transformers")
+    return found
+
+
+def run_script(script: str, job: Any, work: Path, *, reader: str) -> Any:
+    """Run a script that knows nothing of this project on a job.
+
+    Args:
+        script: takes the job's path, and writes ``result.json`` beside it.
+        job: what is compared, for JSON.
+        work: a folder for its files.
+        reader: what loads the export there, in words.
+
+    Returns:
+        What it has written.
+
+    Raises:
+        UserError: the export cannot be loaded, or is another model by its shape.
+        MachineFault: the process was killed, as for lack of memory.
+    """
     path, result = work / "job.json", work / "result.json"
     path.write_text(json.dumps(job), encoding="utf-8")
     result.unlink(missing_ok=True)
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
     # -P: nothing is imported from the script's own folder, where modules may be named like others.
     done = subprocess.run(
-        [sys.executable, "-P", plain_check.__file__, str(path)],
+        [sys.executable, "-P", script, str(path)],
         env={**os.environ, **quiet},
         capture_output=True,
         text=True,
         errors="replace",
         check=False,
     )
-    if done.returncode < 0:
+    # A library in C ends the process itself where a file is not what it expects.
+    if done.returncode < 0 and done.returncode != -signal.SIGABRT:
         raise MachineFault(
             f"The process that compares the export was ended by signal {-done.returncode}, most likely for lack of "
             "memory. Nothing was published. Free some memory, or lower export.parity.num_rows, and run again."
         )
     if done.returncode or not result.is_file():
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise UserError(f"The export cannot be used by transformers alone, so it is not published: {lines[-1]}")
-    found: CheckResult = json.loads(result.read_text(encoding="utf-8"))
-    return found
+        raise UserError(f"The export cannot be used by {reader} alone, so it is not published: {lines[-1]}")
+    return json.loads(result.read_text(encoding="utf-8"))
 
 
 def judge(distance: DistanceRecord, parity: ParityParameters, *, is_exact: bool) -> list[BoundRecord]:
@@ -303,6 +324,7 @@ _PARAMETERS = {
     "loss_change_fraction": "export.parity.max_loss_change_fraction",
     "mean_kl_nats": "export.parity.max_kl_nats",
     "top_1_agreement": "export.parity.min_top_1_agreement",
+    "quantized_loss_change_fraction": "export.gguf.max_loss_change_fraction",
 }
 
 
@@ -327,13 +349,16 @@ def require_bounds(record: ParityRecord) -> None:
         f"The export is not published, since it is another model than {record['reference']}: {found}. Compared were "
         f"{distance['num_predictions']:,} predictions of {record['num_rows']:,} rows of the {record['split']} split, "
         f"with a loss of {distance['exported_nats']:.5f} nats against {distance['reference_nats']:.5f}. An earlier "
-        "export is kept. "
-        + (
-            "Its weights are in float32 already, so rounding is not the cause: what was written is another model."
-            if record["dtype"] == "float32"
-            else "Set export.dtype = float32, which keeps every digit, or raise the bound."
-        )
+        f"export is kept. {_how_to_fix(record['dtype'])}"
     )
+
+
+def _how_to_fix(dtype: str) -> str:
+    if dtype == "float32":
+        return "Its weights are in float32 already, so rounding is not the cause: what was written is another model."
+    if dtype in ("bfloat16", "float16"):
+        return "Set export.dtype = float32, which keeps every digit, or raise the bound."
+    return "Set export.gguf.quantization to one of more bits, such as q8_0, or to none, or raise the bound."
 
 
 def describe_sums(sums: dict[str, Any]) -> DistanceRecord:

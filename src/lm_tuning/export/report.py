@@ -13,6 +13,38 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+def reader_of(record: ExportRecord) -> str:
+    """Return what has read an export to compare it.
+
+    Args:
+        record: of the export.
+    """
+    return "llama.cpp" if "gguf" in record and record["gguf"]["is_checked"] else "transformers"
+
+
+def weights_in(record: ExportRecord) -> str:
+    """Return how the weights of an export are written.
+
+    Args:
+        record: of the export.
+    """
+    if "gguf" in record and record["gguf"]["quantization"] != "none":
+        return record["gguf"]["quantization"]
+    return record["dtype"]
+
+
+def describe_interval(record: ExportRecord) -> str | None:
+    """Return a sentence on the change of a quantized file's loss; none where there is no interval.
+
+    Args:
+        record: of the export.
+    """
+    if "gguf" not in record or record["gguf"]["loss_change_interval"] is None:
+        return None
+    low, high = record["gguf"]["loss_change_interval"]
+    return f"Change of the held-out loss, 95 % over rows drawn again: {low:+.4%} to {high:+.4%}."
+
+
 def describe_export(record: ExportRecord) -> RenderableType:
     """Return the figures of a passed comparison.
 
@@ -21,10 +53,11 @@ def describe_export(record: ExportRecord) -> RenderableType:
     """
     parity = record["parity"]
     distance = parity["distance"]
-    what = "adapter" if record["format"] == "adapter" else "model"
+    what = {"adapter": "adapter", "merged": "model", "gguf": "GGUF"}[record["format"]]
+    reader = reader_of(record)
     first = (
-        f"Export: {what} in {record['dtype']}, {record['num_bytes'] / 2**20:,.1f} MiB. A process that knows "
-        f"transformers alone compared {count_of(distance['num_predictions'], 'prediction')} of "
+        f"Export: {what} in {weights_in(record)}, {record['num_bytes'] / 2**20:,.1f} MiB. A process that knows "
+        f"{reader} alone compared {count_of(distance['num_predictions'], 'prediction')} of "
         f"{count_of(parity['num_rows'], 'row')} of the {parity['split']} split with {parity['reference']}."
     )
     rows = [(bound["name"], f"{bound['value']:.3g}", f"{bound['bound']:g}") for bound in parity["bounds"]]
@@ -43,6 +76,9 @@ def describe_export(record: ExportRecord) -> RenderableType:
         blocks.append(
             Paragraph(f"Equal greedy answers: {parity['num_equal_answers']} of {parity['num_answers']} (no bound).")
         )
+    interval = describe_interval(record)
+    if interval is not None:
+        blocks.append(Paragraph(interval))
     merge = record["merge"]
     if merge is not None and "distance_to_trained" in merge:
         told = ", ".join(

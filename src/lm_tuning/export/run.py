@@ -15,6 +15,7 @@ from typing import Any
 
 from lm_tuning.export.card import CardSources, write_export_card
 from lm_tuning.export.checks import ExportPlan, source_of
+from lm_tuning.export.gguf_export import GGUF_NAME, export_gguf
 from lm_tuning.export.merge import merge_layers, write_weights
 from lm_tuning.export.parity import (
     HeldOutRows,
@@ -145,10 +146,12 @@ def _begin(plan: ExportPlan, device: str, folder: Path, on_progress: OnProgress)
 
 def _export(work: _Work, staging: Path) -> ExportRecord:
     plan, merge, notes = work.plan, None, []
+    is_gguf = plan.export.format == "gguf"
+    written = work.folder / "merged" if is_gguf else staging
     if plan.merges:
         reference, merge = _reference_of_merge(work)
         words = f"{_WORDS[merge['base']]} with the adapter, in float32"
-        _write_merged(work, staging, merge)
+        _write_merged(work, written, merge)
         if merge["is_untied"]:
             notes.append(
                 "The base shares one matrix between head and embedding, and the adapter changes one of the two: they "
@@ -160,12 +163,31 @@ def _export(work: _Work, staging: Path) -> ExportRecord:
         if plan.export.format == "adapter":
             _copy_adapter(plan, staging)
         else:
-            _write_full(work, staging)
-    _write_beside(plan, staging)
-    parity = _compare(work, staging, reference, words)
+            _write_full(work, written)
+    _write_beside(plan, written)
+    if is_gguf:
+        _write_beside(plan, staging)
+        parity, gguf, more = export_gguf(
+            written,
+            staging / GGUF_NAME,
+            plan.export,
+            # A folder with a config may bring a tokenizer back as another class, with another way to split.
+            tokenizer=load_tokenizer(str(staging.absolute())),
+            dtype=plan.dtype,
+            name=Path(plan.tuning["base"]["name_or_path"]).name,
+            rows=work.rows,
+            reference=reference,
+            words=words,
+            work=work.folder,
+            compare_merged=lambda: _compare(work, written, reference, words),
+            on_progress=work.on_progress,
+        )
+        notes += more
+    else:
+        parity = _compare(work, staging, reference, words)
     require_bounds(parity)
     base = plan.tuning["base"]
-    return {
+    record: ExportRecord = {
         "format": plan.export.format,
         "task": plan.tuning["task"],
         "method": plan.tuning["method"],
@@ -180,6 +202,9 @@ def _export(work: _Work, staging: Path) -> ExportRecord:
         "parity": parity,
         "notes": notes,
     }
+    if is_gguf:
+        record["gguf"] = gguf
+    return record
 
 
 def _reference_of_merge(work: _Work) -> tuple[Reference, MergeRecord]:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 
 from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.evaluate_checks import find_evaluate_problems
-from lm_tuning.parameters.gate import CLASS_FIGURES, find_gate_problems, scores_of_language
+from lm_tuning.parameters.export import find_export_problems
 from lm_tuning.parameters.generation import find_generation_problems
+from lm_tuning.parameters.gguf import find_gguf_contradictions
 from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.trainer_arguments import (
     BITSANDBYTES_OPTIMIZERS,
@@ -54,9 +56,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_split,
         _check_folds,
         _check_sources,
-        _check_evaluate,
-        _check_gate,
-        _check_alias,
+        _check_what_follows,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -403,29 +403,11 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
             )
 
 
-def _check_evaluate(parameters: Parameters) -> Iterator[Conflict]:
-    for keys, problem in find_evaluate_problems(parameters):
-        yield Conflict(keys, problem)
-    for keys, problem in find_generation_problems(parameters.generate.generation, "generate.generation"):
-        yield Conflict(keys, problem)
-
-
-def _check_gate(parameters: Parameters) -> Iterator[Conflict]:
-    evaluate = parameters.evaluate
-    if parameters.task == "sequence_classification":
-        scores: dict[str, str | None] = dict.fromkeys(CLASS_FIGURES)
-    else:
-        asked = [*evaluate.scores.names, *evaluate.scores.own_metrics]
-        scores = scores_of_language(asked, num_generate_rows=evaluate.num_generate_rows)
-    for key, problem in find_gate_problems(evaluate.gate, scores):
-        yield Conflict((key, "task", "evaluate.scores", "evaluate.num_generate_rows"), problem)
-
-
-def _check_alias(parameters: Parameters) -> Iterator[Conflict]:
-    export = parameters.export
-    if export.alias is not None and export.register_as is None:
-        yield Conflict(
-            ("export.alias", "export.register_as"),
-            f"export.alias = {export.alias} names a version of a registered model, and export.register_as = null "
-            "registers none: set export.register_as, or export.alias = null.",
-        )
+def _check_what_follows(parameters: Parameters) -> Iterator[Conflict]:
+    found = (
+        find_evaluate_problems(parameters),
+        find_generation_problems(parameters.generate.generation, "generate.generation"),
+        find_export_problems(parameters.export),
+        find_gguf_contradictions(parameters.export),
+    )
+    return (Conflict(keys, problem) for keys, problem in chain.from_iterable(found))

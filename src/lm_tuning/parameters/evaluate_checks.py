@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lm_tuning.parameters.class_scores import find_class_score_problems
+from lm_tuning.parameters.gate import CLASS_FIGURES, find_gate_problems, scores_of_language
 from lm_tuning.parameters.generation import find_generation_problems
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def find_evaluate_problems(parameters: Parameters) -> Iterator[tuple[tuple[str, 
     yield from _find_needless_quantization(parameters)
     evaluate = parameters.evaluate
     yield from find_class_score_problems(evaluate.top_k, evaluate.abstain_below, task=parameters.task)
+    yield from _find_wrong_bounds(parameters)
 
 
 def _find_missing_split(parameters: Parameters) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -54,3 +56,14 @@ def _find_needless_quantization(parameters: Parameters) -> Iterator[tuple[tuple[
             f"{key} = {held}, but train.method = qlora holds the weights so anyway, in training and in the "
             f"evaluation: set {key} = none.",
         )
+
+
+def _find_wrong_bounds(parameters: Parameters) -> Iterator[tuple[tuple[str, ...], str]]:
+    evaluate = parameters.evaluate
+    if parameters.task == "sequence_classification":
+        scores: dict[str, str | None] = dict.fromkeys(CLASS_FIGURES)
+    else:
+        asked = [*evaluate.scores.names, *evaluate.scores.own_metrics]
+        scores = scores_of_language(asked, num_generate_rows=evaluate.num_generate_rows)
+    for key, problem in find_gate_problems(evaluate.gate, scores):
+        yield (key, "task", "evaluate.scores", "evaluate.num_generate_rows"), problem

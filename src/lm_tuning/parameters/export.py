@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -71,11 +72,28 @@ class ParityParameters(ParameterGroup):
     """Longest of these answers, in tokens, and of the served model's where a request names no limit."""
 
 
+GgufType = Literal["none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+
+
+class GgufParameters(ParameterGroup):
+    """The merged model as one file for llama.cpp and the programs built on it."""
+
+    quantization: GgufType = "none"
+    """Blocks of 32 weights with a common scale, of 8.5, 6, 5.5, 5 and 4.5 bits per weight; none keeps export.dtype."""
+
+    max_loss_change_fraction: PositiveNumber = 0.02
+    """Largest change of the held-out loss of a quantized file, as a fraction of it."""
+
+    publish_unchecked: bool = False
+    """Publish a file that llama.cpp has not read where llama-cpp-python is not installed; false refuses to begin."""
+
+
 class ExportParameters(ParameterGroup):
     """The tuned model as a folder that other programs load."""
 
-    format: Literal["merged", "adapter"] = "merged"
-    """Merged writes one model that needs nothing else; adapter writes the adapter alone, which needs its base."""
+    format: Literal["merged", "adapter", "gguf"] = "merged"
+    """Merged writes one model that needs nothing else; adapter writes the adapter alone, which needs its base; gguf
+    writes the merged model as one file for llama.cpp."""
 
     dtype: Dtype = "auto"
     """Dtype of the written weights; auto takes that of the base model's files for a merged adapter, that of the trained
@@ -86,6 +104,9 @@ class ExportParameters(ParameterGroup):
 
     parity: ParityParameters = ParityParameters()
     """How near the export must come to be published."""
+
+    gguf: GgufParameters = GgufParameters()
+    """Only for export.format = gguf."""
 
     log_to_mlflow: bool = False
     """Copy the export into the MLflow run as a model that mlflow models serve can answer with."""
@@ -109,3 +130,20 @@ class ExportParameters(ParameterGroup):
     def logs_model(self) -> bool:
         """Whether MLflow gets a copy."""
         return self.log_to_mlflow or self.register_as is not None
+
+
+def find_export_problems(export: ExportParameters) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Find settings of the export that are fine alone and wrong together.
+
+    Args:
+        export: settings that are valid one by one.
+
+    Yields:
+        The keys that take part, and the sentence for the user.
+    """
+    if export.alias is not None and export.register_as is None:
+        yield (
+            ("export.alias", "export.register_as"),
+            f"export.alias = {export.alias} names a version of a registered model, and export.register_as = null "
+            "registers none: set export.register_as, or export.alias = null.",
+        )
