@@ -60,6 +60,11 @@ def test_patterns(pattern: str, reference: str, answer: str, is_right: bool) -> 
     assert found == float(is_right)
 
 
+def test_a_comma_behind_the_last_number_is_no_part_of_it() -> None:
+    found = value_of("1,200", "It is 1,200, I think.", "exact_match", answer_pattern="last_number")
+    assert found == 1.0
+
+
 def test_an_answer_without_the_pattern_is_wrong_and_counted() -> None:
     references, answers = ["#### 1", "#### 2", "#### 3"], ["#### 1", "2", ""]
     [score] = scores_of(references, answers, "exact_match", answer_pattern="gsm8k").values()
