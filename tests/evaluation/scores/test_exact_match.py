@@ -49,6 +49,8 @@ def test_normalizers(normalizers: list[str], reference: str, answer: str, is_rig
         ("gsm8k", "#### 12", "12", False),
         ("gsm8k", "#### 12", "#### 13 no, #### 12", False),
         ("gsm8k", "#### -3", "#### -3.", True),
+        ("gsm8k", "#### -3", "#### -$3", True),
+        ("gsm8k", "#### -3", "#### $3", False),
         ("last_number", "#### 12", "first 3, then 12.", True),
         ("last_number", "#### 12", "first 12, then 3.", False),
         (r"answer: (\w+)", "answer: yes", "I think\nanswer: yes\nanswer: no", True),
