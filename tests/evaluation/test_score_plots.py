@@ -13,7 +13,7 @@ from lm_tuning.evaluation.statistics.scored_rows import mean_of_rows
 
 def test_a_title_with_dollars_is_no_formula() -> None:
     values, rows = np.random.default_rng(0).random((2, 40)), np.arange(40)
-    base, tuned = (mean_of_rows("own.cost", each, rows, title="saved $ per $x_{") for each in values)
+    base, tuned = (mean_of_rows("own.cost", each, rows, title=r"between $x_{ and $y") for each in values)
     scored = {"own.cost": (base, tuned)}
     written = io.BytesIO()
     draw_scores(judge_scores(scored, seed=1), scored)["scores"].savefig(written, format="svg")
