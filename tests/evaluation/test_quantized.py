@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.evaluation.report import compose_report
+from lm_tuning.evaluation.report import compose_report, describe_outcome
 from lm_tuning.evaluation.results import Comparison, choose_split, evaluate_models
 from lm_tuning.evaluation.settings import training_facts
 from lm_tuning.models import quantization
 from lm_tuning.models.tuned import load_tuned
+from lm_tuning.parameters.scores import ScoreParameters
 from lm_tuning.reporting.markdown import write_markdown
 from lm_tuning.storage.folders import FolderStore
 from tests.support.stored import chat_row, evaluation_settings, publish_tokens, save_tuned
@@ -60,6 +61,17 @@ def test_both_measurements_stand_side_by_side(tuned: Path, tokens: Path, name: s
     assert f"## In {name}" in report
     assert f"| Held-out loss (nats per token) | {before:.4f} | {loss:.4f} |" in report
     assert "## In " not in write_markdown(compose_report(plain.result, training_facts(tuned)))
+
+
+def test_the_scores_that_were_asked_for_are_shown(tuned: Path, tokens: Path) -> None:
+    result = compare(tuned, tokens, quantization="int8", scores=ScoreParameters(names=["chrf"])).result
+    report = write_markdown(compose_report(result, training_facts(tuned)))
+    summary, quantized = report.split("## ")[0], report.split("## In int8")[1].split("## ")[0]
+    assert "| chrF (0 to 100) |" in summary
+    before, after = result["tuned"]["chrf"], result["quantized"]["figures"]["chrf"]
+    assert f"| chrF (0 to 100) | {before:.4f} | {after:.4f} |" in quantized
+    assert "ROUGE" not in summary + quantized
+    assert "chrF (0 to 100)" in describe_outcome(result)
 
 
 def test_the_same_bits_as_in_training_are_refused_before_a_model_is_loaded(

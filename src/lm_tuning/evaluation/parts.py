@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from lm_tuning.evaluation.base import finite
 from lm_tuning.evaluation.records import PartFigures
 from lm_tuning.evaluation.statistics.scored_rows import ScoredRows
 from lm_tuning.reporting.document import Section, Table
 from lm_tuning.reporting.text import keep_ends, write_number
-from lm_tuning.text.store.origins import ORIGIN_KINDS, OriginKind, Origins
+from lm_tuning.text.store.origins import ORIGIN_KINDS, OriginKind, Origins, RowParts
+from lm_tuning.text.store.table import Int64Array
 from lm_tuning.wording import on_one_line
 
 MAX_PARTS = 50
 """Groups, sources or files that are told, those with the most rows; there may be one for each row."""
 
 _NAME_CHARACTERS = 60
+
+_Parted = Mapping[str, RowParts]
+"""The part of each row, by name of the score."""
 
 
 def figures_by_part(scored: Mapping[str, tuple[ScoredRows, ScoredRows]], origins: Origins | None) -> list[PartFigures]:
@@ -32,37 +34,52 @@ def figures_by_part(scored: Mapping[str, tuple[ScoredRows, ScoredRows]], origins
     if origins is None:
         return []
     parts: list[PartFigures] = []
-    seen: set[tuple[str | None, ...]] = set()
+    seen: list[_Parted] = []
     for kind in ORIGIN_KINDS:
-        named = {
-            name: np.array(origins.names_of(tuned.row_ids, kind), dtype=object) for name, (_, tuned) in scored.items()
-        }
-        names = tuple(part for each in named.values() for part in each)
+        parted = _part_rows(scored, origins, kind)
         # One source that is one file would be told twice, and a single one is the whole.
-        if len(set(names) - {None}) > 1 and names not in seen:
-            parts += _parts_of(kind, scored, named)
-        seen.add(names)
+        if len({name for each in parted.values() for name in each.names}) > 1 and not any(
+            _are_equal(parted, other) for other in seen
+        ):
+            parts += _parts_of(kind, scored, parted)
+        seen.append(parted)
     return parts
 
 
+def _part_rows(
+    scored: Mapping[str, tuple[ScoredRows, ScoredRows]], origins: Origins, kind: OriginKind
+) -> dict[str, RowParts]:
+    """Return the part of each row of each score; scores of the same rows share one."""
+    parted: dict[str, RowParts] = {}
+    known: list[tuple[Int64Array, RowParts]] = []
+    for name, (_, tuned) in scored.items():
+        same = next((parts for row_ids, parts in known if np.array_equal(row_ids, tuned.row_ids)), None)
+        parted[name] = origins.parts_of(tuned.row_ids, kind) if same is None else same
+        known += [(tuned.row_ids, parted[name])] if same is None else []
+    return parted
+
+
+def _are_equal(first: _Parted, second: _Parted) -> bool:
+    return all(
+        one.names == other.names and np.array_equal(one.indices, other.indices)
+        for one, other in zip(first.values(), second.values(), strict=True)
+    )
+
+
 def _parts_of(
-    kind: OriginKind,
-    scored: Mapping[str, tuple[ScoredRows, ScoredRows]],
-    named: Mapping[str, npt.NDArray[np.object_]],
+    kind: OriginKind, scored: Mapping[str, tuple[ScoredRows, ScoredRows]], parted: _Parted
 ) -> Iterator[PartFigures]:
     """Yield the parts with the most rows."""
     # By the score with the most rows: fewer rows are answered than measured, or none.
-    counts = max((Counter(part for part in each if part is not None) for each in named.values()), key=Counter.total)
-    for part, num_rows in counts.most_common(MAX_PARTS):
-        rows = {name: np.flatnonzero(each == part) for name, each in named.items()}
-        taken = {name: (pair[0].take(rows[name]), pair[1].take(rows[name])) for name, pair in scored.items()}
-        yield PartFigures(
-            by=kind,
-            name=part,
-            num_rows=num_rows,
-            base={name: finite(base.value) for name, (base, _) in taken.items()},
-            tuned={name: finite(tuned.value) for name, (_, tuned) in taken.items()},
-        )
+    largest = max(parted.values(), key=lambda parts: int((parts.indices >= 0).sum()))
+    counts = np.bincount(largest.indices[largest.indices >= 0], minlength=len(largest.names))
+    for index in np.argsort(-counts, kind="stable")[:MAX_PARTS].tolist():
+        part = largest.names[index]
+        base, tuned = {}, {}
+        for name, (of_base, of_tuned) in scored.items():
+            rows = parted[name].rows_of(part)
+            base[name], tuned[name] = (finite(each.take(rows).value) for each in (of_base, of_tuned))
+        yield PartFigures(by=kind, name=part, num_rows=int(counts[index]), base=base, tuned=tuned)
 
 
 def part_sections(parts: list[PartFigures], titles: Mapping[str, str], group_column: str | None) -> Iterator[Section]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, cast
 
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation.base import EvaluationJob, HeldOutRows, Measurement, difference, measure_model
-from lm_tuning.evaluation.records import EvaluationRecord, LanguageFigures, ModelUsage, QuantizedEvaluation
+from lm_tuning.evaluation.records import (
+    EvaluationRecord,
+    LanguageEvaluation,
+    LanguageFigures,
+    ModelUsage,
+    QuantizedEvaluation,
+)
 from lm_tuning.evaluation.usage import Usage
 from lm_tuning.models.quantization import QUANTIZED, check_quantization, choose_quantization
 from lm_tuning.models.record import QuantizationRecord
@@ -120,12 +127,7 @@ def quantized_section(result: EvaluationRecord) -> Section | None:
             write_number(figures["nats_per_token"], 4),
             write_fall(None if rise is None else -rise),
         ),
-        (
-            "ROUGE-L (0 to 1)",
-            write_number(trained["rouge_l"], 4),
-            write_number(figures["rouge_l"], 4),
-            write_difference(found["rouge_l_difference"]),
-        ),
+        *_scores(result, figures),
         (
             "Weights (MiB)",
             write_number(before["weights_bytes"] / 2**20, 1),
@@ -138,6 +140,16 @@ def quantized_section(result: EvaluationRecord) -> Section | None:
     name = found["quantization"]
     said = f"The tuned model on the same rows with its weights in {name}, by bitsandbytes; an adapter is not quantized."
     return Section("quantized", f"In {name}", [Paragraph(said), Table("", ("", "As trained", name, "Change"), lines)])
+
+
+def _scores(result: LanguageEvaluation, figures: LanguageFigures) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a line for each further score; one of the project's own may be missing in fewer bits."""
+    for score in result.get("scores", []):
+        if score["name"] == "nats_per_token":
+            continue
+        before, after = score["tuned"]["value"], cast("dict[str, float | None]", figures).get(score["name"])
+        title = f"{score['title']} ({score['unit']})" if score["unit"] else score["title"]
+        yield title, write_number(before, 4), write_number(after, 4), write_difference(difference(before, after))
 
 
 def _speeds(name: str, before: float | None, after: float | None) -> tuple[str, str, str, str]:

@@ -16,6 +16,7 @@ from lm_tuning.evaluation.records import (
 )
 from lm_tuning.evaluation.score_report import score_sections, verdict_blocks
 from lm_tuning.findings import Issue
+from lm_tuning.parameters.gate import LANGUAGE_FIGURES
 from lm_tuning.reporting.document import (
     Block,
     Code,
@@ -162,8 +163,19 @@ def _figures(result: EvaluationRecord) -> list[_Figure]:
     # Without answers there is none, which the sentence above the table says with its reason.
     if base["num_generated"]:
         rouge = _score("ROUGE-L (0 to 1)", base["rouge_l"], tuned["rouge_l"], change["rouge_l_difference"])
-        figures.append(rouge)
+        # The one that decides, where evaluate.scores.names leaves ROUGE-L out.
+        first = None if "rouge_l" in result.get("signatures", {"rouge_l"}) else _first_of_answers(result)
+        figures.append(first or rouge)
     return figures
+
+
+def _first_of_answers(result: LanguageEvaluation) -> _Figure | None:
+    """Return the first score of answers; ``None`` where there is none."""
+    score = next((score for score in result.get("scores", []) if score["name"] not in LANGUAGE_FIGURES), None)
+    if score is None:
+        return None
+    name = f"{score['title']} ({score['unit']})" if score["unit"] else score["title"]
+    return _score(name, score["base"]["value"], score["tuned"]["value"], score["difference"]["value"])
 
 
 def _score(name: str, base: float | None, tuned: float | None, difference: float | None) -> _Figure:

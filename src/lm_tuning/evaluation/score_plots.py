@@ -68,7 +68,8 @@ def _draw_intervals(scores: Sequence[ScoreRecord]) -> Figure:
         axes.grid(axis="x", alpha=0.3)
         direction = "" if score["higher_is_better"] else ", lower is better"
         unit = f" ({score['unit']}{direction})" if score["unit"] else direction
-        axes.set_title(f"{score['title']}{unit}", fontsize=9, loc="left")
+        # A score of the project's own may be named anything; between two of these Matplotlib would read a formula.
+        axes.set_title(f"{score['title']}{unit}".replace("$", r"\$"), fontsize=9, loc="left")
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
     return figure

@@ -25,7 +25,7 @@ RougeTokenizer = Literal["multilingual", "whitespace", "characters", "korean_mor
 BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]
 Normalizer = Literal["whitespace", "casefold", "punctuation", "articles", "number"]
 
-ANSWER_PATTERNS = {"gsm8k": r"####\s*(-?[$€£]?\s*[\d.,]*\d)", "last_number": r"(-?\d[\d,]*(?:\.\d+)?)"}
+ANSWER_PATTERNS = {"gsm8k": r"####\s*(-?[$€£]?\s*[\d.,]*\d)", "last_number": r"(-?\d(?:[\d,]*\d)?(?:\.\d+)?)"}
 """Patterns that have a name. ``last_number`` takes its last match, every other pattern its first."""
 
 

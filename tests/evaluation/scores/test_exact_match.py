@@ -49,6 +49,8 @@ def test_normalizers(normalizers: list[str], reference: str, answer: str, is_rig
         ("gsm8k", "#### 12", "12", False),
         ("gsm8k", "#### 12", "#### 13 no, #### 12", False),
         ("gsm8k", "#### -3", "#### -3.", True),
+        ("gsm8k", "#### -3", "#### -$3", True),
+        ("gsm8k", "#### -3", "#### $3", False),
         ("last_number", "#### 12", "first 3, then 12.", True),
         ("last_number", "#### 12", "first 12, then 3.", False),
         (r"answer: (\w+)", "answer: yes", "I think\nanswer: yes\nanswer: no", True),
@@ -58,6 +60,11 @@ def test_normalizers(normalizers: list[str], reference: str, answer: str, is_rig
 def test_patterns(pattern: str, reference: str, answer: str, is_right: bool) -> None:
     found = value_of(reference, answer, "exact_match", answer_pattern=pattern, normalizers=["whitespace", "number"])
     assert found == float(is_right)
+
+
+def test_a_comma_behind_the_last_number_is_no_part_of_it() -> None:
+    found = value_of("1,200", "It is 1,200, I think.", "exact_match", answer_pattern="last_number")
+    assert found == 1.0
 
 
 def test_an_answer_without_the_pattern_is_wrong_and_counted() -> None:

@@ -107,6 +107,28 @@ def test_a_damaged_file_costs_a_comparison_and_no_evaluation(folder: Path, caplo
     assert caplog.text.count("Scores of an earlier run cannot be read") == 2
 
 
+def test_a_wrong_byte_costs_no_evaluation_wherever_it_is(folder: Path) -> None:
+    keep(folder, whole=0.0)
+    (path,) = folder.iterdir()
+    content = path.read_bytes()
+    for index in range(0, len(content), 7):
+        path.write_bytes(content[:index] + bytes([content[index] ^ 255]) + content[index + 1 :])
+        compare_with_best(folder, score(0.2), model_digest="new", seed=1)
+
+
+def test_a_folder_that_another_run_removes_meanwhile_is_no_failure(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(folder, first=0.0)
+    gone = folder.parent / "gone-test"
+    plain = Path.glob
+    monkeypatch.setattr(
+        Path, "glob", lambda self, pattern: [*plain(self, pattern), *([gone] if self != folder else [])]
+    )
+    keep(folder, second=0.1)
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_the_store_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(earlier_runs, "MAX_MODELS", 2)
     monkeypatch.setattr(earlier_runs, "MAX_DATA", 2)

@@ -13,6 +13,7 @@ from lm_tuning.evaluation.statistics.outcomes import judge_scores, score_metrics
 from lm_tuning.evaluation.statistics.records import ScoreRecord
 from lm_tuning.evaluation.statistics.row_scores import COLUMNS, tabulate_rows
 from lm_tuning.evaluation.statistics.scored_rows import ScoredRows, mean_of_rows, ratio
+from lm_tuning.parameters.gate import NO_ROWS
 
 
 def pair(gain: float, *, num_rows: int = 60, name: str = "rouge_l", **more: Any) -> tuple[ScoredRows, ScoredRows]:
@@ -68,6 +69,18 @@ def test_a_score_that_is_no_number_is_not_judged() -> None:
     assert write_verdict(record) == "ROUGE-L was not measured, or is no finite number"
 
 
+def test_rows_of_which_hardly_one_counts_are_too_few() -> None:
+    counts = np.zeros(12)
+    counts[3] = 5.0
+    base, tuned = (
+        ScoredRows("bits_per_byte", np.stack([counts * each, counts], 1), ratio, row_ids=np.arange(12))
+        for each in (1.0, 2.0)
+    )
+    (record,) = judged((base, tuned))
+    assert (record["tuned"]["value"], record["tuned"]["low"], record["outcome"]) == (2.0, None, "too few rows")
+    assert "12 rows, of which hardly one counts" in write_verdict(record)
+
+
 def test_digits_follow_the_interval() -> None:
     assert write_interval({"value": 0.41234, "low": 0.3702, "high": 0.4551}) == "0.412 (0.370 to 0.455)"
     assert write_interval({"value": 41.234, "low": 37.02, "high": 45.51}) == "41.2 (37.0 to 45.5)"
@@ -97,6 +110,13 @@ def test_the_gate_holds_numbers_and_comparisons() -> None:
     assert "perplexity is 20, at most 10" in missed[2]["message"]
     assert missed[3]["message"] == "evaluate.gate.bleu = 3.0: it was not measured, or is no finite number."
     assert count_gate([*reached, *missed]) == {"num_bounds": 8, "num_not_reached": 5}
+
+
+@pytest.mark.parametrize("name", sorted(NO_ROWS))
+def test_a_figure_that_is_no_score_of_rows_has_a_direction(name: str) -> None:
+    low, high = (check_gate({name: 0.1}, [], {name: value})[0] for value in (0.05, 0.2))
+    assert (low["is_reached"], high["is_reached"]) == (True, False)
+    assert high["message"].endswith("at most 0.1 is asked for.")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse, stats
 
+from lm_tuning.evaluation.class_rows import ClassRows, score_classes
 from lm_tuning.evaluation.statistics import resampling
 from lm_tuning.evaluation.statistics.scored_rows import ScoredRows, compare, interval, mean_of_rows, ratio
 
@@ -154,9 +155,7 @@ def test_memory_is_bounded_and_many_rows_are_drawn_less_often(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_sums_of_many_rows_are_drawn_alike_from_the_normal_distribution(
-    monkeypatch: pytest.MonkeyPatch, is_sparse: bool
-) -> None:
+def test_sums_of_many_rows_are_drawn_at_once_as_row_by_row(monkeypatch: pytest.MonkeyPatch, is_sparse: bool) -> None:
     generator = np.random.default_rng(3)
     tokens = generator.integers(1, 50, 2000).astype(float)
     values = [np.stack([tokens * generator.gamma(2, 1, 2000), tokens], axis=1) for _ in range(2)]
@@ -175,6 +174,32 @@ def test_sums_of_many_rows_are_drawn_alike_from_the_normal_distribution(
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=0.1 * (one.high - one.low))
     assert 0.001 < drawn[1].p_value < 0.9
     assert normal[1].p_value == pytest.approx(drawn[1].p_value, abs=0.02)
+
+
+def test_rare_classes_among_many_rows_are_not_taken_for_normal(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    num_rows, num_classes = 3000, 60
+    shares = 1 / np.arange(1, num_classes + 1) ** 2
+    references = generator.choice(num_classes, num_rows, p=shares / shares.sum())
+    assert (np.bincount(references, minlength=num_classes) < 5).sum() > 20, "most classes are rare"
+
+    def scored(accuracy: float) -> ScoredRows:
+        is_wrong = generator.random(num_rows) > accuracy
+        classes = np.where(is_wrong, generator.permutation(references), references)
+        answered = ClassRows(classes, np.zeros(num_rows), np.ones(num_rows))
+        rows = np.arange(num_rows)
+        return score_classes(answered, references, rows, num_classes=num_classes, top_k=None)["macro_f1"]
+
+    base, tuned = scored(0.8), scored(0.9)
+    drawn = interval(tuned, seed=1), compare(base, tuned, seed=1)
+    monkeypatch.setattr(resampling, "MAX_DRAWN_ROWS", 1000)
+    monkeypatch.setattr(resampling, "MAX_SWAPPED_ROWS", 100)
+    at_once = interval(tuned, seed=1), compare(base, tuned, seed=1)
+    assert at_once[0].low < tuned.value < at_once[0].high
+    for name in ("low", "high"):
+        for one, other in zip(drawn, at_once, strict=True):
+            assert getattr(other, name) == pytest.approx(getattr(one, name), abs=0.1 * (one.high - one.low))
+    assert at_once[1].p_value == pytest.approx(drawn[1].p_value, abs=0.02)
 
 
 def test_rows_that_both_models_do_alike_change_nothing_but_the_scale() -> None:

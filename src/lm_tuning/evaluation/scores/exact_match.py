@@ -14,7 +14,8 @@ from lm_tuning.parameters.scores import ANSWER_PATTERNS, Normalizer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.IGNORECASE)
 _ASCII_PUNCTUATION = frozenset(string.punctuation)
-_SIGNS_AROUND_NUMBERS = re.compile(r"^[\s$€£¥₩]+|[\s%.,]+$")
+_SIGNS_BEFORE_NUMBERS = re.compile(r"^[\s$€£¥₩]*(-?)[\s$€£¥₩]*")
+_SIGNS_BEHIND_NUMBERS = re.compile(r"[\s%.,]+$")
 # Beyond it an exponent would write a number of a million digits.
 _MAX_EXPONENT = 1000
 
@@ -30,7 +31,7 @@ def _drop_punctuation(text: str) -> str:
 
 def _plain_number(text: str) -> str:
     """Write a number in one way: ``$1,200.50`` as ``1200.5``; any other text stays."""
-    bare = _SIGNS_AROUND_NUMBERS.sub("", text).replace(",", "")
+    bare = _SIGNS_BEHIND_NUMBERS.sub("", _SIGNS_BEFORE_NUMBERS.sub(r"\1", text)).replace(",", "")
     try:
         number = Decimal(bare)
     except InvalidOperation:

@@ -10,7 +10,8 @@ import contextlib
 import json
 import logging
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -38,6 +39,10 @@ MAX_CELLS = 5_000_000
 """Scores with more numbers than this (counts of thousands of classes on many rows) are not kept: 40 MB a model."""
 
 FORMAT = 1
+
+# What zipfile, zlib and NumPy raise about a file that is cut off or has a wrong byte. A RuntimeError is about one that
+# seems to be encrypted, or compressed in a way that zipfile does not know.
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class RunName(TypedDict):
@@ -109,7 +114,7 @@ def keep_run(folder: Path, run: RunName, tuned: Mapping[str, ScoredRows]) -> Non
     with replacing_file(folder / f"{run['model_digest'][:16]}.npz") as aside:
         np.savez_compressed(aside, allow_pickle=False, **arrays)
     _forget_oldest(_stored(folder), MAX_MODELS)
-    for data in sorted(folder.parent.glob("*/"), key=lambda path: path.stat().st_mtime_ns, reverse=True)[MAX_DATA:]:
+    for data in _newest_first(folder.parent.glob("*/"))[MAX_DATA:]:
         _forget_oldest(_stored(data), 0)
         # A run of another output may be writing there just now, and then it stays.
         with contextlib.suppress(OSError):
@@ -188,7 +193,7 @@ def _read_all(folder: Path, wanted: ScoredRows) -> Iterator[EarlierRun]:
                 for index, score in enumerate(header["scores"]):
                     if (score["name"], score["signature"]) == (wanted.name, wanted.signature):
                         yield EarlierRun(header["run"], arrays[f"{index}.row_ids"], arrays[f"{index}.statistics"])
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        except _DAMAGED as error:
             # A comparison less, and no reason to lose an evaluation.
             logger.warning("Scores of an earlier run cannot be read, so it is left out: %s (%s)", path, error)
 
@@ -199,6 +204,14 @@ def _stored(folder: Path) -> list[Path]:
 
 
 def _forget_oldest(paths: list[Path], keep: int) -> None:
-    times = {path: path.stat().st_mtime_ns for path in paths if path.exists()}
-    for path in sorted(times, key=lambda path: times[path], reverse=True)[keep:]:
+    for path in _newest_first(paths)[keep:]:
         path.unlink(missing_ok=True)
+
+
+def _newest_first(paths: Iterable[Path]) -> list[Path]:
+    times: dict[Path, int] = {}
+    for path in paths:
+        # Another run may have removed it since it was listed.
+        with contextlib.suppress(FileNotFoundError):
+            times[path] = path.stat().st_mtime_ns
+    return sorted(times, key=lambda path: times[path], reverse=True)

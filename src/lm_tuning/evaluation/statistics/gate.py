@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from lm_tuning.evaluation.statistics.outcomes import describe_score, write_interval
 from lm_tuning.evaluation.statistics.records import GateCount, GateRecord, ScoreRecord
 
-LOWER_IS_BETTER = frozenset({"nats_per_token", "nats_per_row", "perplexity", "bits_per_byte"})
-"""Figures without rows of their own that are losses."""
+LOWER_IS_BETTER = frozenset({"nats_per_token", "nats_per_row", "perplexity", "bits_per_byte", "calibration_error"})
+"""Figures that may have no rows of their own and are losses or errors."""
 
 
 def check_gate(

@@ -65,7 +65,8 @@ def outcome_of(difference: Difference, *, higher_is_better: bool) -> Outcome:
     """
     if not math.isfinite(difference.value):
         return "not measured"
-    if math.isnan(difference.p_value):
+    # Without an interval where most draws had nothing to divide by, as of rows that are nearly all empty.
+    if math.isnan(difference.p_value) or math.isnan(difference.low):
         return "too few rows"
     if not difference.is_significant:
         return "no difference"
@@ -130,7 +131,8 @@ def describe_difference(difference: DifferenceRecord, outcome: Outcome, *, title
     if outcome == "not measured" or value is None:
         return f"{title} was not measured, or is no finite number"
     if outcome == "too few rows":
-        rows = f"{count_of(num_rows, 'row')}, and at least {MIN_ROWS} are needed"
+        why = f"and at least {MIN_ROWS} are needed" if num_rows < MIN_ROWS else "of which hardly one counts"
+        rows = f"{count_of(num_rows, 'row')}, {why}"
         return f"too few rows to judge {title}: {rows} (found {write_signed(value, None)})"
     low, high, p_value = difference["low"], difference["high"], difference["p_value"]
     assert low is not None and high is not None and p_value is not None, "a judged difference has an interval"

@@ -17,11 +17,11 @@ NUM_SWAPS = 9999
 MAX_DRAWN_ROWS = 20_000
 MAX_SWAPPED_ROWS = 5_000
 """Sums over more rows are drawn from the normal distribution that they have by the central limit theorem: drawing each
-row would take minutes, and change no digit that is shown."""
+row would take minutes, and change no digit that is shown.
 
-MAX_NORMAL_SUMS = 2_000
-"""So many sums at most have a covariance that is small enough (32 MB). Scores of more, as F1 over thousands of classes,
-draw each row, but fewer times."""
+Not sparse ones. A column of these is a count that few rows take part in, such as the rows of a rare class, and is not
+normal however many rows there are: the interval of a macro-F1 would leave out the score itself. Rows that count alike
+are drawn together in that case, which is the same distribution as that of single rows."""
 
 MIN_DRAWS = 999
 MAX_DRAWS_TIMES_ROWS = 100_000_000
@@ -45,7 +45,13 @@ def bootstrap_sums(statistics: Sequence[Statistics], seed: int) -> Iterator[list
     """
     num_rows, widths = int(statistics[0].shape[0]), [int(each.shape[1]) for each in statistics]
     generator = np.random.default_rng([seed, 0])
-    if num_rows > MAX_DRAWN_ROWS and sum(widths) <= MAX_NORMAL_SUMS:
+    if num_rows > MAX_DRAWN_ROWS and any(map(_is_sparse, statistics)):
+        kinds, num_alike = _group_alike(statistics)
+        for num_draws in _parts(len(num_alike), widths, _num_draws(NUM_RESAMPLES, len(num_alike))):
+            weights = generator.multinomial(num_rows, num_alike / num_rows, size=num_draws).astype(np.float64)
+            yield [np.asarray(weights @ each) for each in kinds]
+        return
+    if num_rows > MAX_DRAWN_ROWS:
         total = np.concatenate([_sum(each) for each in statistics])
         covariance = _products(statistics) - np.outer(total, total) / num_rows
         ends = np.cumsum(widths)[:-1].tolist()
@@ -83,7 +89,13 @@ def swap_sums(base: Statistics, tuned: Statistics, seed: int) -> tuple[Iterator[
 
     def moved() -> Iterator[FloatArray]:
         """Yield what goes to the other side: the change of the swapped rows, ``(draws, k)``."""
-        if num_rows > MAX_SWAPPED_ROWS and width <= MAX_NORMAL_SUMS:
+        if num_rows > MAX_SWAPPED_ROWS and _is_sparse(change):
+            (kinds,), num_alike = _group_alike([change])
+            for num_draws in _parts(len(num_alike), [width], _num_draws(NUM_SWAPS, len(num_alike))):
+                swapped = generator.binomial(num_alike, 0.5, size=(num_draws, len(num_alike)))
+                yield np.asarray(swapped.astype(np.float64) @ kinds)
+            return
+        if num_rows > MAX_SWAPPED_ROWS:
             yield from _normal_sums(_sum(change) / 2, _products([change]) / 4, NUM_SWAPS, generator)
             return
         if is_exact:
@@ -110,8 +122,20 @@ def _normal_sums(
 
 def _products(statistics: Sequence[Statistics]) -> FloatArray:
     """Return the sum over rows of each statistic times each other one, ``(k, k)`` for all scores together."""
-    blocks = [[_plain(first.T @ second) for second in statistics] for first in statistics]
-    return np.block(blocks)
+    return np.block([[np.asarray(first.T @ second) for second in statistics] for first in statistics])
+
+
+def _group_alike(statistics: Sequence[Statistics]) -> tuple[list[Statistics], npt.NDArray[np.int64]]:
+    """Return one row of each kind, and how many rows are of it, ``(kinds,)``."""
+    generator = np.random.default_rng(0)
+    # (rows, scores): a random number for each column tells rows apart; equal ones get equal sums.
+    marks = np.stack([each @ generator.standard_normal(each.shape[1]) for each in statistics], axis=1)
+    _, first, num_alike = np.unique(marks, axis=0, return_index=True, return_counts=True)
+    return [each[first] for each in statistics], num_alike
+
+
+def _is_sparse(statistics: Statistics) -> bool:
+    return not isinstance(statistics, np.ndarray)
 
 
 def _num_draws(wanted: int, num_rows: int) -> int:
@@ -127,7 +151,3 @@ def _parts(num_rows: int, widths: Sequence[int], num_draws: int) -> Iterator[int
 
 def _sum(statistics: Statistics) -> FloatArray:
     return np.asarray(statistics.sum(axis=0), dtype=np.float64).reshape(-1)
-
-
-def _plain(product: Any) -> FloatArray:
-    return np.asarray(product if isinstance(product, np.ndarray) else product.toarray(), dtype=np.float64)

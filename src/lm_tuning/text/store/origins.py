@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +24,30 @@ OriginKind = Literal["group", "source", "file"]
 ORIGIN_KINDS: tuple[OriginKind, ...] = ("group", "source", "file")
 
 _GROUP_COLUMN = b"lm_tuning.group_column"
+
+
+@dataclass(frozen=True)
+class RowParts:
+    """Of which part each of some rows is.
+
+    Attributes:
+        indices: into the names, -1 for a row without one, ``(rows,)``.
+        names: of the parts that occur, ascending.
+    """
+
+    indices: Int64Array
+    names: tuple[str, ...]
+
+    def rows_of(self, name: str) -> Int64Array:
+        """Return which rows are of a part, ``(rows of it,)``.
+
+        Args:
+            name: of the part, which may have none.
+        """
+        # There may be a part for each row, so its name is looked up by halving.
+        index = bisect_left(self.names, name)
+        is_there = index < len(self.names) and self.names[index] == name
+        return np.flatnonzero(self.indices == index) if is_there else np.zeros(0, dtype=np.int64)
 
 
 class Origins:
@@ -53,17 +79,21 @@ class Origins:
         index = int(np.searchsorted(self._row_ids, row_id))
         return f"{self._columns['file'][index].as_py()}, row {self._rows[index].as_py()}"
 
-    def names_of(self, row_ids: Int64Array, kind: OriginKind) -> list[str | None]:
-        """Return the group, source or file of rows; ``None`` for a row without one.
+    def parts_of(self, row_ids: Int64Array, kind: OriginKind) -> RowParts:
+        """Return the group, source or file of rows.
 
         Args:
             row_ids: ids of held-out rows, ``(rows,)``.
             kind: which of them.
         """
-        taken: list[str | None] = (
-            self._columns[kind].take(pa.array(np.searchsorted(self._row_ids, row_ids))).to_pylist()
-        )
-        return taken
+        named = self._columns[kind]
+        # Names as Python strings for each of a million rows would take gigabytes.
+        found = named.indices.fill_null(-1).to_numpy()[np.searchsorted(self._row_ids, row_ids)]  # (rows,)
+        used, of_used = np.unique(found, return_inverse=True)
+        texts = [None if index < 0 else named.dictionary[index].as_py() for index in used.tolist()]
+        names = sorted({text for text in texts if text is not None})
+        index_of: dict[str | None, int] = {name: index for index, name in enumerate(names)} | {None: -1}
+        return RowParts(np.array([index_of[text] for text in texts], dtype=np.int64)[of_used], tuple(names))
 
 
 def write_origins(folder: Path, splits: Path, summary: SplitsSummary) -> None:
