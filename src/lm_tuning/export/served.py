@@ -74,7 +74,8 @@ def _settings_of(
         "revision": base["revision"] if is_adapter else None,
         "quantization": bitsandbytes_options(held) if is_adapter and held is not None else None,
         "num_embeddings": record["num_embeddings"],
-        "is_chat": bool(tuning["rendering"]),
+        # Rows that no template wrote have a record too, which is not about a template.
+        "is_chat": "template_arguments" in tuning["rendering"],
         "adds_special_tokens": adds,
         "append_token_id": append,
         "strip_token_id": strip,

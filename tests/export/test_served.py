@@ -1,0 +1,50 @@
+"""What MLflow is told of an export: how a request is worded, and how its answer is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_tuning.export.records import ServedModel
+from lm_tuning.export.served import describe_served
+from lm_tuning.parameters.export import ExportParameters
+from tests.support.stored import chat_row, publish_tokens, save_tuned
+from tests.support.tiny import save_tiny_model
+
+CHAT = {"format": "prompt_response", "control_tokens": "allow", "template_arguments": {}, "system_turn": "keep"}
+PLAIN = {"format": "text", "control_tokens": "allow"}
+
+
+def describe(folder: Path, rendering: dict[str, Any]) -> ServedModel:
+    """Describe a merged model whose rows were written so."""
+    tuned = save_tuned(folder / "tuned", save_tiny_model(folder / "base"), "lora", tokens_key="k")
+    facts = json.loads((tuned / "tuning.json").read_text())
+    (tuned / "tuning.json").write_text(json.dumps({**facts, "rendering": rendering}))
+    tokens = publish_tokens(folder / "tokens", "k", test=[chat_row("what?", "it")])
+    record: Any = {
+        "format": "merged",
+        "task": "causal_lm",
+        "dtype": "float32",
+        "base_model": "base",
+        "base_digest": "d",
+        "tokens_key": "k",
+        "mlflow_run_id": None,
+        "num_embeddings": None,
+        "parity": {"distance": {"mean_kl_nats": 0.0}},
+    }
+    return describe_served(tuned, record, tuned, tokens, ExportParameters(register_as="m"))
+
+
+@pytest.mark.parametrize(
+    ("rendering", "is_chat"),
+    [(CHAT, True), ({"template_arguments": {}, "system_turn": "keep"}, True), (PLAIN, False), ({}, False)],
+)
+def test_a_request_is_a_chat_where_a_template_wrote_the_rows(
+    tmp_path: Path, rendering: dict[str, Any], is_chat: bool
+) -> None:
+    served = describe(tmp_path, rendering)
+    assert served["settings"]["is_chat"] is is_chat
+    assert served["pipeline_task"] == ("llm/v1/chat" if is_chat else "text-generation")
