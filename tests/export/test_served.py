@@ -37,7 +37,7 @@ def describe(folder: Path, rendering: dict[str, Any], *rows: Any, adds_bos: bool
         "num_embeddings": None,
         "parity": {"distance": {"mean_kl_nats": 0.0}},
     }
-    return describe_served(tuned, record, tuned, tokens, ExportParameters(register_as="m"))
+    return describe_served(tuned, record, tuned, tokens, ExportParameters(register_as="m"), max_new_tokens=200)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,7 @@ def test_a_plain_text_gets_the_bos_token_that_its_rows_had(tmp_path: Path, row: 
     format = "text" if row is TEXT else "prompt_response"
     settings = describe(tmp_path, {**PLAIN, "format": format}, row, adds_bos=True)["settings"]
     assert settings["adds_special_tokens"]
+    assert settings["max_new_tokens"] == 200
     assert (settings["strip_token_id"], settings["append_token_id"]) == (None, None)
 
 

@@ -20,7 +20,13 @@ _CHAT_EXAMPLE = "What can you do?"
 
 
 def describe_served(
-    folder: Path, record: ExportRecord, tuned_folder: Path, tokens_folder: Path, export: ExportParameters
+    folder: Path,
+    record: ExportRecord,
+    tuned_folder: Path,
+    tokens_folder: Path,
+    export: ExportParameters,
+    *,
+    max_new_tokens: int,
 ) -> ServedModel:
     """Describe the model to MLflow.
 
@@ -30,9 +36,10 @@ def describe_served(
         tuned_folder: what was exported.
         tokens_folder: rows, which show what the training put around a text.
         export: the ``export`` parameters.
+        max_new_tokens: longest answer where a request names none: that of the evaluation.
     """
     tuning = read_tuning(tuned_folder)
-    settings = _settings_of(folder, record, tuning, tokens_folder, export)
+    settings = _settings_of(folder, record, tuning, tokens_folder, max_new_tokens)
     # Its own flavour runs a pipeline of transformers, which knows no encoder-decoders any more, loses adapters, and
     # puts around a text what the tokenizer does by itself.
     is_plain = settings["strip_token_id"] is None and settings["append_token_id"] is None
@@ -60,7 +67,7 @@ def describe_served(
 
 
 def _settings_of(
-    folder: Path, record: ExportRecord, tuning: TuningRecord, tokens_folder: Path, export: ExportParameters
+    folder: Path, record: ExportRecord, tuning: TuningRecord, tokens_folder: Path, max_new_tokens: int
 ) -> ServingSettings:
     tokenizer = load_tokenizer(str(folder.absolute()))
     labels = read_label_map(folder) or {}
@@ -84,7 +91,7 @@ def _settings_of(
         "adds_special_tokens": adds,
         "append_token_id": append,
         "strip_token_id": strip,
-        "max_new_tokens": export.parity.max_new_tokens,
+        "max_new_tokens": max_new_tokens,
         "labels": sorted(labels, key=lambda name: labels[name]),
         "trust_remote_code": base["trust_remote_code"],
     }

@@ -68,7 +68,7 @@ class ParityParameters(ParameterGroup):
     """Rows answered greedily by both models; how many answers are equal is reported and decides nothing."""
 
     max_new_tokens: Count = 32
-    """Longest of these answers, in tokens, and of the served model's where a request names no limit."""
+    """Longest of these answers, in tokens."""
 
 
 class ExportParameters(ParameterGroup):
