@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 
 from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.evaluate_checks import find_evaluate_problems
+from lm_tuning.parameters.export import find_alias_problems
+from lm_tuning.parameters.fp8 import find_fp8_problems
 from lm_tuning.parameters.gate import CLASS_FIGURES, find_gate_problems, scores_of_language
 from lm_tuning.parameters.generation import find_generation_problems
 from lm_tuning.parameters.groups import Parameters
@@ -44,7 +47,6 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_task,
         _check_method,
         _check_adapter,
-        _check_fp8,
         _check_evaluations,
         _check_best_checkpoint,
         _check_warmup,
@@ -54,9 +56,8 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_split,
         _check_folds,
         _check_sources,
-        _check_evaluate,
+        _check_groups,
         _check_gate,
-        _check_alias,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -188,38 +189,6 @@ def _check_adapter(parameters: Parameters) -> Iterator[Conflict]:
         yield Conflict(
             ("train.lora.init", "train.lora.use_dora"),
             "train.lora.init = mica and train.lora.use_dora = true are two different adapters: set one of them back.",
-        )
-
-
-def _check_fp8(parameters: Parameters) -> Iterator[Conflict]:
-    train = parameters.train
-    if not train.fp8:
-        return
-    key, off = "train.fp8", "or train.fp8 = false"
-    if train.method != "lora":
-        why = "trains all weights" if train.method == "full" else "holds the frozen weights in fewer bits already"
-        yield Conflict(
-            (key, "train.method"),
-            f"{key} = true quantizes frozen weights beside an adapter, and train.method = {train.method} {why}: set "
-            f"train.method = lora, {off}.",
-        )
-    elif train.lora.use_dora:
-        yield Conflict(
-            (key, "train.lora.use_dora"),
-            f"{key} = true goes without the frozen weights in 16 bits, whose sizes train.lora.use_dora = true reads: "
-            f"set train.lora.use_dora = false, {off}.",
-        )
-    if train.precision in ("float32", "float16"):
-        yield Conflict(
-            (key, "train.precision"),
-            f"{key} = true goes with arithmetic in bfloat16, but train.precision = {train.precision}: set "
-            f"train.precision = auto or bfloat16, {off}.",
-        )
-    if parameters.task == "seq2seq_lm":
-        yield Conflict(
-            (key, "task"),
-            f"{key} = true is for models of one list of decoder layers, but task = seq2seq_lm has encoder and decoder: "
-            f"set {key} = false.",
         )
 
 
@@ -403,11 +372,14 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
             )
 
 
-def _check_evaluate(parameters: Parameters) -> Iterator[Conflict]:
-    for keys, problem in find_evaluate_problems(parameters):
-        yield Conflict(keys, problem)
-    for keys, problem in find_generation_problems(parameters.generate.generation, "generate.generation"):
-        yield Conflict(keys, problem)
+def _check_groups(parameters: Parameters) -> Iterator[Conflict]:
+    found = chain(
+        find_evaluate_problems(parameters),
+        find_generation_problems(parameters.generate.generation, "generate.generation"),
+        find_fp8_problems(parameters.train, parameters.task),
+        find_alias_problems(parameters.export),
+    )
+    yield from (Conflict(keys, problem) for keys, problem in found)
 
 
 def _check_gate(parameters: Parameters) -> Iterator[Conflict]:
@@ -419,13 +391,3 @@ def _check_gate(parameters: Parameters) -> Iterator[Conflict]:
         scores = scores_of_language(asked, num_generate_rows=evaluate.num_generate_rows)
     for key, problem in find_gate_problems(evaluate.gate, scores):
         yield Conflict((key, "task", "evaluate.scores", "evaluate.num_generate_rows"), problem)
-
-
-def _check_alias(parameters: Parameters) -> Iterator[Conflict]:
-    export = parameters.export
-    if export.alias is not None and export.register_as is None:
-        yield Conflict(
-            ("export.alias", "export.register_as"),
-            f"export.alias = {export.alias} names a version of a registered model, and export.register_as = null "
-            "registers none: set export.register_as, or export.alias = null.",
-        )

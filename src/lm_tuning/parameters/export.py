@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -109,3 +110,20 @@ class ExportParameters(ParameterGroup):
     def logs_model(self) -> bool:
         """Whether MLflow gets a copy."""
         return self.log_to_mlflow or self.register_as is not None
+
+
+def find_alias_problems(export: ExportParameters) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Find an alias that would do nothing.
+
+    Args:
+        export: the ``export`` parameters.
+
+    Yields:
+        The keys that take part, and the sentence for the user.
+    """
+    if export.alias is not None and export.register_as is None:
+        yield (
+            ("export.alias", "export.register_as"),
+            f"export.alias = {export.alias} names a version of a registered model, and export.register_as = null "
+            "registers none: set export.register_as, or export.alias = null.",
+        )
