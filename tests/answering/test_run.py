@@ -201,3 +201,29 @@ def test_weights_are_held_in_fewer_bits_while_answering(
     assert seen == [8 if quantization == "int8" else 4]
     assert record["quantization"] == quantization
     assert rows[0]["num_tokens"] > 0
+
+
+def test_answers_to_rows_that_are_bad_by_now_are_not_gone_on_with(
+    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = write(tmp_path / "p.jsonl", {"prompt": "y" * 200}, {"prompt": "2"})
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", lambda self, **options: None)
+        rows, _ = answer(tuned, tmp_path / "work", prompts)
+    assert [row["row"] for row in rows] == [1, 2]
+    lenient = {"max_row_bytes": 100, "on_bad_row": "skip", "max_bad_fraction": 0.9}
+    rows, record = answer(tuned, tmp_path / "work", prompts, data=lenient)
+    assert [row["row"] for row in rows] == [2]
+    assert record["figures"]["num_answers"] == record["figures"]["prompts"]["num_prompts"] == 1
+
+
+def test_weights_that_are_no_numbers_are_told_by_row(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = save_tuned(tmp_path / "tuned", save_tiny_model(tmp_path / "base"), "full", tokens_key="k")
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: weight * torch.nan for name, weight in weights.items()}, folder / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    prompts = write(tmp_path / "p.jsonl", {"prompt": "hello"})
+    with pytest.raises(UserError, match=r"no number as the probability of its answer to row 1 of .*p\.jsonl"):
+        answer(folder, tmp_path / "work", prompts)

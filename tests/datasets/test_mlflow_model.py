@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from kedro.io import DatasetError
 from transformers import pipelines
 
 from lm_tuning.datasets import MlflowModelDataset
-from tests.support.tiny import EOS, PAD, ids, make_tokenizer
+from tests.support.tiny import END, EOS, PAD, ids, make_tokenizer, save_tiny_model
 from tests.support.tiny_tasks import LABEL_MAP, make_classifier, make_seq2seq, save_base
 from tests.support.tracking_store import new_store
 
@@ -105,6 +106,16 @@ def test_a_classifier_names_its_class(store: str, tmp_path: Path, flavor: str) -
     assert found["score"].tolist() == pytest.approx([float(each.max()) for each in probabilities], rel=1e-4)
     # What was put into transformers for MLflow is out again.
     assert pipelines.check_task.__module__ == "transformers.pipelines"
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_pipeline_draws_where_the_evaluation_did(store: str, tmp_path: Path, draws: bool) -> None:
+    folder = save_tiny_model(tmp_path / "export")
+    drawing = {"do_sample": True, "temperature": 0.5, "top_k": 0, "top_p": 1.0} if draws else {}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END, "pad_token_id": PAD, **drawing}))
+    loaded = save(description(folder, "causal_lm", flavor="transformers", pipeline_task="text-generation"))
+    assert loaded.model_config["do_sample"] is draws
+    assert len(loaded.predict(["abc"])) == 1
 
 
 def test_nothing_happens_unless_it_is_wanted(store: str) -> None:

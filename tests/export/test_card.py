@@ -43,11 +43,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_card(folder: Path, *, base: dict[str, Any] | None = None, merge: Any = None, **export: Any) -> str:
+def write_card(
+    folder: Path, *, base: dict[str, Any] | None = None, merge: Any = None, quantization: Any = None, **export: Any
+) -> str:
     tuning: Any = {
         "method": "lora",
         "task": "causal_lm",
-        "quantization": None,
+        "quantization": quantization,
         "base": {
             "name_or_path": str(folder / "base"),
             "revision": None,
@@ -60,6 +62,7 @@ def write_card(folder: Path, *, base: dict[str, Any] | None = None, merge: Any =
         "tokens_key": "k",
         "rendering": {},
         "finished_step": 12,
+        "compute_dtype": "bfloat16",
     }
     parameters = ExportParameters(**export)
     plan = ExportPlan(folder / "tuned", folder / "tokens", tuning, parameters, "bfloat16", None, 10)
@@ -136,3 +139,12 @@ def test_both_bases_of_a_quantized_training_are_told(folder: Path) -> None:
     distances = {"full_precision": {**DISTANCE, "mean_kl_nats": 0.02}, "dequantized": DISTANCE}
     card = write_card(folder, merge={"base": "dequantized", "distance_to_trained": distances})
     assert "full-precision base 0.02 nats, dequantized base 0.0002 nats. Merged into the dequantized base" in card
+
+
+def test_an_adapter_of_a_quantized_training_is_loaded_beside_a_quantized_base(folder: Path) -> None:
+    held = {"bits": 4, "quant_type": "nf4", "double_quant": True}
+    card = write_card(folder, format="adapter", quantization=held)
+    assert "from transformers import AutoTokenizer, BitsAndBytesConfig, GenerationConfig" in card
+    assert "quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', " in card
+    assert "bnb_4bit_compute_dtype='bfloat16')" in card
+    assert "quantization_config" not in write_card(folder, quantization=held)

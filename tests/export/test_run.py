@@ -108,6 +108,9 @@ def test_a_merged_adapter_in_float32(language: Path) -> None:
     card = (export.folder / "README.md").read_text()
     for part in ("d1d1d1", "| test | 13 | 1 | 12 |", "Mean KL divergence", "Not evaluated", "AutoModelForCausalLM"):
         assert part in card, part
+    assert record["base_model"] == "base"
+    for path in export.folder.glob("*.json"):
+        assert str(language) not in path.read_text(), path
 
 
 def test_a_corrupted_merge_is_not_published(language: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -199,7 +200,9 @@ def _describe_work(settings: AnswerSettings, asked: AskedModel, wording: Wording
         "wording": cast(JsonObject, wording.settings.model_dump(mode="json")),
         "reading": {
             "columns": cast(JsonObject, data.columns.model_dump()),
-            **data.model_dump(include={"template", "format", "normalize", "delimiter", "field", "explode"}),
+            **data.model_dump(
+                include={"template", "format", "normalize", "delimiter", "field", "explode", "max_row_bytes"}
+            ),
         },
         "precision": " ".join(
             (evaluation.device, evaluation.weights_dtype, evaluation.compute_dtype, evaluation.attention)
@@ -292,6 +295,12 @@ class _AnswerRun:
         generate, evaluation = self._settings.generate, self._settings.evaluation
 
         def keep(index: int, answer: Answer) -> None:
+            if answer.log_prob is not None and not math.isfinite(answer.log_prob):
+                file, number = self._prompts.files[rows[index]["file"]]["path"], rows[index]["row"]
+                raise UserError(
+                    f"The {generate.model} model gives no number as the probability of its answer to row {number} of "
+                    f"{file}: its weights may be damaged. Train again or copy it again."
+                )
             self._num_tokens += len(answer.ids)
             self._stream.append([cast(JsonObject, self._row(rows[index], answer))])
             self._on_progress(_PROMPTS, len(self._stream), self._prompts.record["num_prompts"], "prompts")

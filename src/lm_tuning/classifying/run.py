@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import numpy as np
-import pyarrow as pa
 
 from lm_tuning.batching.class_predictions import Float32Array
 from lm_tuning.classifying.records import PredictedRow, PredictionsRecord
+from lm_tuning.classifying.row_texts import RowTexts
 from lm_tuning.classifying.rows import CheckedRows, TextTokenizer, write_rows
 from lm_tuning.classifying.scoring import score_rows
 from lm_tuning.classifying.tally import Tally
@@ -248,9 +248,7 @@ class _PredictionRun:
         self._seconds = 0.0
         self._num_tokens = 0
         self._tally = Tally([])
-        texts = pa.ipc.open_file(pa.memory_map(str(rows.rows_path), "r"))
-        batches = [texts.get_batch(index) for index in range(texts.num_record_batches)]
-        self._texts = pa.Table.from_batches(batches, texts.schema)
+        self._texts = RowTexts(rows.rows_path)
 
     def predict_all(self, tuned_folder: Path, pad_id: int, names: list[str]) -> None:
         """Load the model and run it, unless every row is done."""
@@ -322,7 +320,7 @@ class _PredictionRun:
         best = probabilities.max(axis=1)
         threshold = self._settings.abstain_below
         answered = np.ones(len(best), bool) if threshold is None else is_answered(best, threshold)
-        texts: list[dict[str, Any]] = self._texts.take(pa.array(indices)).to_pylist()
+        texts = self._texts.take(indices)
         files = self._rows.files
         for position, row in enumerate(texts):
             name = names[chosen[position]]
@@ -340,6 +338,6 @@ class _PredictionRun:
             yield line
 
     def _name_row(self, indices: Int64Array, probabilities: Float32Array) -> str:
-        first = int(indices[np.flatnonzero(~np.isfinite(probabilities).all(axis=1))[0]])
-        row = self._texts.slice(first, 1).to_pylist()[0]
+        first = int(np.flatnonzero(~np.isfinite(probabilities).all(axis=1))[0])
+        [row] = self._texts.take(indices[first : first + 1])
         return f"row {row['row']} of {self._rows.files[row['file']]['path']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from lm_tuning.datasets.entry import CatalogEntry
 from lm_tuning.errors import UserError
 from lm_tuning.export.records import NotServed, ServedModel
 from lm_tuning.json_types import JsonObject
+from lm_tuning.models.generation_settings import GENERATION_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -162,13 +164,19 @@ def _pipeline_options(data: ServedModel) -> dict[str, Any]:
     if data["pipeline_task"] == "text-classification":
         return {}
     settings = data["settings"]
-    # Without these a pipeline draws its answers, and puts a second BOS token before what a template has written.
+    # Without these a pipeline always draws its answers, and puts a second BOS token before what a template has written.
     options = {
         "max_new_tokens": settings["max_new_tokens"],
-        "do_sample": False,
+        "do_sample": _draws(Path(data["folder"])),
         "add_special_tokens": settings["adds_special_tokens"],
     }
     return options if settings["is_chat"] else {**options, "return_full_text": False}
+
+
+def _draws(folder: Path) -> bool:
+    """Return whether the evaluation drew its answers, as the settings beside the weights say."""
+    path = folder / GENERATION_NAME
+    return path.is_file() and bool(json.loads(path.read_text(encoding="utf-8")).get("do_sample"))
 
 
 def _example_of(data: ServedModel) -> Any:

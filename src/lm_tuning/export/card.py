@@ -13,6 +13,7 @@ from lm_tuning.export.checks import ExportPlan
 from lm_tuning.export.gguf_export import GGUF_NAME
 from lm_tuning.export.records import DistanceRecord, ExportRecord
 from lm_tuning.export.report import describe_interval, reader_of, weights_in
+from lm_tuning.export.served import bitsandbytes_options
 from lm_tuning.models.folders import is_local
 from lm_tuning.models.generation_settings import CARD_NAME, GENERATION_NAME
 from lm_tuning.models.structure import AUTO_CLASSES
@@ -121,6 +122,12 @@ def _use(record: ExportRecord, plan: ExportPlan) -> list[Block]:
             options.append("generation_config=GenerationConfig.from_pretrained(folder)")
         if plan.label_map:
             options.append(f"num_labels={len(plan.label_map)}")
+        if held := plan.tuning["quantization"]:
+            # Beside a base in full precision it is another model than the one that was compared.
+            names.append("BitsAndBytesConfig")
+            given = bitsandbytes_options(held, plan.tuning.get("compute_dtype", "float32"))
+            arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+            options.append(f"quantization_config=BitsAndBytesConfig({arguments})")
     else:
         names.append(auto_class)
         options.append('dtype="auto"')

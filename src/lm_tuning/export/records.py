@@ -88,6 +88,7 @@ class ExportRecord(TypedDict):
     method: Literal["full", "lora", "qlora"]
     dtype: ExportDtype
     num_bytes: int
+    # By its name on the hub, or that of its folder without where it lies.
     base_model: str
     base_digest: str
     tokens_key: str | None

@@ -32,6 +32,7 @@ from lm_tuning.export.plain_check import BaseOfAdapter, Job
 from lm_tuning.export.records import DistanceRecord, ExportRecord, MergeBase, MergeRecord, ParityRecord
 from lm_tuning.export.served import bitsandbytes_options
 from lm_tuning.json_types import JsonObject
+from lm_tuning.models.folders import is_local
 from lm_tuning.models.generation_settings import GENERATION_NAME, complete_adapter_config
 from lm_tuning.models.loading import load_model, load_tokenizer, read_config
 from lm_tuning.models.record import LoadingOptions, location_of
@@ -193,7 +194,8 @@ def _export(work: _Work, staging: Path) -> ExportRecord:
         "method": plan.tuning["method"],
         "dtype": plan.dtype,
         "num_bytes": folder_bytes(staging),
-        "base_model": base["name_or_path"],
+        # Where a folder lies is nobody's business but the user's: the file goes wherever the export goes.
+        "base_model": Path(base["name_or_path"]).name if is_local(base["name_or_path"]) else base["name_or_path"],
         "base_digest": base["digest"],
         "tokens_key": plan.tuning.get("tokens_key"),
         "mlflow_run_id": plan.tuning.get("mlflow_run_id"),

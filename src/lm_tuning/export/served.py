@@ -20,7 +20,13 @@ _CHAT_EXAMPLE = "What can you do?"
 
 
 def describe_served(
-    folder: Path, record: ExportRecord, tuned_folder: Path, tokens_folder: Path, export: ExportParameters
+    folder: Path,
+    record: ExportRecord,
+    tuned_folder: Path,
+    tokens_folder: Path,
+    export: ExportParameters,
+    *,
+    max_new_tokens: int,
 ) -> ServedModel:
     """Describe the model to MLflow.
 
@@ -30,9 +36,10 @@ def describe_served(
         tuned_folder: what was exported.
         tokens_folder: rows, which show what the training put around a text.
         export: the ``export`` parameters.
+        max_new_tokens: longest answer where a request names none: that of the evaluation.
     """
     tuning = read_tuning(tuned_folder)
-    settings = _settings_of(folder, record, tuning, tokens_folder, export)
+    settings = _settings_of(folder, record, tuning, tokens_folder, max_new_tokens)
     # Its own flavour runs a pipeline of transformers, which knows no encoder-decoders any more, loses adapters, and
     # puts around a text what the tokenizer does by itself.
     is_plain = settings["strip_token_id"] is None and settings["append_token_id"] is None
@@ -60,13 +67,19 @@ def describe_served(
 
 
 def _settings_of(
-    folder: Path, record: ExportRecord, tuning: TuningRecord, tokens_folder: Path, export: ExportParameters
+    folder: Path, record: ExportRecord, tuning: TuningRecord, tokens_folder: Path, max_new_tokens: int
 ) -> ServingSettings:
     tokenizer = load_tokenizer(str(folder.absolute()))
     labels = read_label_map(folder) or {}
     is_adapter, task = record["format"] == "adapter", record["task"]
     held, base = tuning["quantization"], tuning["base"]
-    adds, strip, append = _frame_of(tokenizer, task, _prompts(task, tokens_folder))
+    # Rows that no template wrote have a record too, which is not about a template.
+    is_chat = "template_arguments" in tuning["rendering"]
+    adds, strip, append = (
+        (_adds_special_tokens(tokenizer, _prompts(task, tokens_folder, takes_whole_text=True), is_chat), None, None)
+        if task == "causal_lm"
+        else _frame_of(tokenizer, _prompts(task, tokens_folder))
+    )
     return {
         "task": task,
         "is_adapter": is_adapter,
@@ -74,11 +87,11 @@ def _settings_of(
         "revision": base["revision"] if is_adapter else None,
         "quantization": bitsandbytes_options(held) if is_adapter and held is not None else None,
         "num_embeddings": record["num_embeddings"],
-        "is_chat": bool(tuning["rendering"]),
+        "is_chat": is_chat,
         "adds_special_tokens": adds,
         "append_token_id": append,
         "strip_token_id": strip,
-        "max_new_tokens": export.parity.max_new_tokens,
+        "max_new_tokens": max_new_tokens,
         "labels": sorted(labels, key=lambda name: labels[name]),
         "trust_remote_code": base["trust_remote_code"],
     }
@@ -106,39 +119,53 @@ def _absolute(name: str) -> str:
     return str(path.absolute()) if path.exists() else name
 
 
-def _prompts(task: str, tokens_folder: Path) -> list[list[int]]:
-    """Return the first rows as the model is asked them: whole texts to classify, else what stands before an answer."""
+def _prompts(task: str, tokens_folder: Path, *, takes_whole_text: bool = False) -> list[list[int]]:
+    """Return the first rows as the model is asked them: whole texts to classify, else what stands before an answer.
+
+    Text that is learned from its first token has nothing before it, and is taken as a whole where that is wanted.
+    """
     for split in ("test", "validation", "train"):
         table = open_split(tokens_folder, split)
         rows = [table[index] for index in range(min(len(table), NUM_TRIED_ROWS))]
         if task == "sequence_classification":
             prompts = [row.input_ids.tolist() for row in rows]
         else:
-            prompts = [row.input_ids.tolist()[: row.spans[-1][0]] for row in rows if row.spans]
+            prompts = [
+                row.input_ids.tolist()[: None if takes_whole_text and row.spans[-1][0] <= 1 else row.spans[-1][0]]
+                for row in rows
+                if row.spans
+            ]
         if prompts:
             return prompts
     return []
 
 
-def _frame_of(tokenizer: Any, task: str, prompts: Sequence[Sequence[int]]) -> tuple[bool, int | None, int | None]:
-    """Find out what makes the rows' tokens of a text again.
+def _adds_special_tokens(tokenizer: Any, prompts: Sequence[Sequence[int]], is_chat: bool) -> bool:
+    """Return whether the tokenizer has to put its special tokens around a text to make the rows' tokens of it again."""
+    # A template writes all of them, as text.
+    if is_chat:
+        return False
+    end, num_bare, num_added = tokenizer.eos_token_id, 0, 0
+    for prompt in prompts:
+        # Of a text that was learned to its end the end is what a request leaves open.
+        ids = list(prompt[:-1] if len(prompt) > 1 and prompt[-1] == end else prompt)
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        num_bare += list(tokenizer(text, add_special_tokens=False).input_ids) == ids
+        num_added += list(tokenizer(text).input_ids) == ids
+    return num_added > num_bare
+
+
+def _frame_of(tokenizer: Any, prompts: Sequence[Sequence[int]]) -> tuple[bool, int | None, int | None]:
+    """Find out what makes the tokens of classified texts, or of an encoder's sources, of a text again.
 
     Returns:
         Whether the tokenizer adds its special tokens, the last of these that the training did not have, and the EOS
         token that the training put where the tokenizer does not.
     """
     if not prompts or tokenizer.eos_token_id is None:
-        return task != "causal_lm", None, None
+        return True, None, None
     end = int(tokenizer.eos_token_id)
     texts = [tokenizer.decode(prompt, skip_special_tokens=True) for prompt in prompts]
-    if task == "causal_lm":
-        # A prompt of a chat is text with control tokens in it, which the template has written already.
-        whole = [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in prompts]
-        written = sum(list(tokenizer(text, add_special_tokens=False).input_ids) == list(prompt)
-                      for text, prompt in zip(whole, prompts, strict=True))  # fmt: skip
-        added = sum(list(tokenizer(text).input_ids) == list(prompt)
-                    for text, prompt in zip(texts, prompts, strict=True))  # fmt: skip
-        return added > written, None, None
     made = [list(tokenizer(text).input_ids) for text in texts]
     ends = sum(bool(ids) and ids[-1] == end for ids in made)
     wanted = sum(prompt[-1] == end for prompt in prompts)

@@ -11,7 +11,8 @@ from itertools import chain
 from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.evaluate_checks import find_evaluate_problems
-from lm_tuning.parameters.export import find_export_problems
+from lm_tuning.parameters.export import find_alias_problems
+from lm_tuning.parameters.fp8 import find_fp8_problems
 from lm_tuning.parameters.generation import find_generation_problems
 from lm_tuning.parameters.gguf import find_gguf_contradictions
 from lm_tuning.parameters.groups import Parameters
@@ -46,7 +47,6 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_task,
         _check_method,
         _check_adapter,
-        _check_fp8,
         _check_evaluations,
         _check_best_checkpoint,
         _check_warmup,
@@ -56,7 +56,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_split,
         _check_folds,
         _check_sources,
-        _check_what_follows,
+        _check_groups,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -188,38 +188,6 @@ def _check_adapter(parameters: Parameters) -> Iterator[Conflict]:
         yield Conflict(
             ("train.lora.init", "train.lora.use_dora"),
             "train.lora.init = mica and train.lora.use_dora = true are two different adapters: set one of them back.",
-        )
-
-
-def _check_fp8(parameters: Parameters) -> Iterator[Conflict]:
-    train = parameters.train
-    if not train.fp8:
-        return
-    key, off = "train.fp8", "or train.fp8 = false"
-    if train.method != "lora":
-        why = "trains all weights" if train.method == "full" else "holds the frozen weights in fewer bits already"
-        yield Conflict(
-            (key, "train.method"),
-            f"{key} = true quantizes frozen weights beside an adapter, and train.method = {train.method} {why}: set "
-            f"train.method = lora, {off}.",
-        )
-    elif train.lora.use_dora:
-        yield Conflict(
-            (key, "train.lora.use_dora"),
-            f"{key} = true goes without the frozen weights in 16 bits, whose sizes train.lora.use_dora = true reads: "
-            f"set train.lora.use_dora = false, {off}.",
-        )
-    if train.precision in ("float32", "float16"):
-        yield Conflict(
-            (key, "train.precision"),
-            f"{key} = true goes with arithmetic in bfloat16, but train.precision = {train.precision}: set "
-            f"train.precision = auto or bfloat16, {off}.",
-        )
-    if parameters.task == "seq2seq_lm":
-        yield Conflict(
-            (key, "task"),
-            f"{key} = true is for models of one list of decoder layers, but task = seq2seq_lm has encoder and decoder: "
-            f"set {key} = false.",
         )
 
 
@@ -403,11 +371,12 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
             )
 
 
-def _check_what_follows(parameters: Parameters) -> Iterator[Conflict]:
+def _check_groups(parameters: Parameters) -> Iterator[Conflict]:
     found = (
         find_evaluate_problems(parameters),
         find_generation_problems(parameters.generate.generation, "generate.generation"),
-        find_export_problems(parameters.export),
+        find_fp8_problems(parameters.train, parameters.task),
+        find_alias_problems(parameters.export),
         find_gguf_contradictions(parameters.export),
     )
     return (Conflict(keys, problem) for keys, problem in chain.from_iterable(found))

@@ -69,7 +69,7 @@ class ParityParameters(ParameterGroup):
     """Rows answered greedily by both models; how many answers are equal is reported and decides nothing."""
 
     max_new_tokens: Count = 32
-    """Longest of these answers, in tokens, and of the served model's where a request names no limit."""
+    """Longest of these answers, in tokens."""
 
 
 GgufType = Literal["none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
@@ -132,11 +132,11 @@ class ExportParameters(ParameterGroup):
         return self.log_to_mlflow or self.register_as is not None
 
 
-def find_export_problems(export: ExportParameters) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Find settings of the export that are fine alone and wrong together.
+def find_alias_problems(export: ExportParameters) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Find an alias that would do nothing.
 
     Args:
-        export: settings that are valid one by one.
+        export: the ``export`` parameters.
 
     Yields:
         The keys that take part, and the sentence for the user.

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lm_tuning.export.records import ExportRecord, NotServed, ServedModel, UploadRecord
 from lm_tuning.models.record import ModelLocation
-from lm_tuning.parameters import ExportParameters, ModelParameters
+from lm_tuning.parameters import EvaluateParameters, ExportParameters, ModelParameters
 from lm_tuning.pipelines import DIGEST_CACHE
 from lm_tuning.progress import show_progress
 
@@ -51,13 +51,15 @@ def serve_export(
     tokenized_examples: Path,
     *,
     export: ExportParameters,
+    evaluate: EvaluateParameters,
 ) -> ServedModel | NotServed:
     """Describe the export to MLflow as a model that answers requests, if parameters ask for one."""
     if not export.logs_model:
         return {"is_wanted": False}
     from lm_tuning.export.served import describe_served
 
-    return describe_served(exported_model, export_record, tuned_model, tokenized_examples, export)
+    most = evaluate.generation.max_new_tokens
+    return describe_served(exported_model, export_record, tuned_model, tokenized_examples, export, max_new_tokens=most)
 
 
 def upload_export(exported_model: Path, *, export: ExportParameters) -> UploadRecord:

@@ -23,7 +23,8 @@ def create_pipeline() -> Pipeline:
         ),
         Node(
             func=serve_export,
-            inputs=datasets("exported_model", "export_record", "tuned_model", "tokenized_examples") | params("export"),
+            inputs=datasets("exported_model", "export_record", "tuned_model", "tokenized_examples")
+            | params("export", "evaluate"),
             outputs="served_model",
             name="serve_export",
         ),
