@@ -27,7 +27,9 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     staged = store.stage("k1")
     for seed, split in enumerate(("train", "validation", "test")):
         write_rows(staged.path, split, 12, seed=seed)
-    (staged.path / "summary.json").write_text(json.dumps({"task": "causal_lm", "sources": [], "label_map": None}))
+    summary = {"task": "causal_lm", "sources": [], "label_map": None}
+    summary |= {"format": "prompt_response", "control_tokens": "text"}
+    (staged.path / "summary.json").write_text(json.dumps(summary))
     return {"tokens": store.publish(staged), "base_model": describe_base_model("model"), "work": tmp_path / "work"}
 
 

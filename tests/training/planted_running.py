@@ -12,6 +12,7 @@ from lm_tuning.training import job, step_log
 from lm_tuning.training import run as run_module
 from lm_tuning.training.health import device_monitors, monitor
 from lm_tuning.training.health.monitor import TrainingMonitor
+from lm_tuning.training.kernels import fp8
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.planted import Registry, World
@@ -34,6 +35,17 @@ def change_loss(world: World, change: Any) -> None:
 def with_broken_gradient(loss: torch.Tensor) -> torch.Tensor:
     """Return the same loss with a gradient that is NaN."""
     return loss + (0 * loss).sqrt() * 0
+
+
+@RUNNING("fp8-not-used")
+def break_the_kernel_of_8_bits(world: World) -> None:
+    def fail(*_: Any) -> torch.Tensor:
+        raise RuntimeError("no such kernel")
+
+    world.patch.setattr(fp8, "why_no_device", lambda device: None)
+    world.patch.setattr(fp8, "scaled_product", fail)
+    lora = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
+    world.set(method="lora", lora=lora, fp8=True, compile=False, weights_dtype="bfloat16", compute_dtype="bfloat16")
 
 
 @RUNNING("loss-not-finite")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -12,6 +12,9 @@ from lm_tuning.evaluation.records import EvaluationRecord
 from lm_tuning.parameters import EnvironmentParameters, EvaluateParameters, ModelParameters
 from lm_tuning.progress import show_progress
 from lm_tuning.storage.folders import FolderStore
+
+if TYPE_CHECKING:
+    from lm_tuning.evaluation.base import Comparison
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +32,19 @@ def evaluate_models(
     output: str,
 ) -> dict[str, Any]:
     """Measure base and tuned model; return everything that is known of them, by catalog entry."""
-    from lm_tuning.evaluation import results
-    from lm_tuning.evaluation.settings import choose_settings
+    from lm_tuning.evaluation import results, settings
 
-    settings = choose_settings(tuned_model, evaluate, model, environment, seed=seed)
+    chosen = settings.choose_settings(tuned_model, evaluate, model, environment, seed=seed)
     with show_progress() as on_progress:
         compared = results.evaluate_models(
-            tuned_model,
-            tokenized_examples,
-            base_evaluation_cache,
-            settings,
-            on_progress=on_progress,
-            history=evaluation_history,
-            output=output,
-        )
+            tuned_model, tokenized_examples, base_evaluation_cache, chosen, on_progress=on_progress,
+            history=evaluation_history, output=output,
+        )  # fmt: skip
+    return _name_outputs(compared, tuned_model)
+
+
+def _name_outputs(compared: Comparison, tuned_model: Path) -> dict[str, Any]:
+    """Return what the evaluation leaves, by catalog entry."""
     return {
         "base_evaluation": compared.base_evaluation,
         "evaluation": compared.result,

@@ -25,23 +25,23 @@ def export_model(
     model: ModelParameters,
 ) -> tuple[Path, ExportRecord]:
     """Write the tuned model in the form that is asked for, and compare it with what was trained."""
-    from lm_tuning.export.card import CardSources
-    from lm_tuning.export.checks import plan_export
-    from lm_tuning.export.report import describe_export
-    from lm_tuning.export.run import export_model as write_export
+    from lm_tuning.export import card, checks, report, run
     from lm_tuning.runtime.device import describe_device
 
-    base = ModelLocation(
+    plan = checks.plan_export(
+        tuned_model, tokenized_examples, export, base=_location_of(model), digest_cache=DIGEST_CACHE, target=export_work
+    )
+    sources = card.CardSources(report_folder, raw_examples)
+    with show_progress() as on_progress:
+        made = run.export_model(plan, export_work, device=describe_device().kind, card=sources, on_progress=on_progress)
+    Console().print(report.describe_export(made.record))
+    return made.folder, made.record
+
+
+def _location_of(model: ModelParameters) -> ModelLocation:
+    return ModelLocation(
         name_or_path=model.name_or_path, revision=model.revision, trust_remote_code=model.trust_remote_code
     )
-    plan = plan_export(
-        tuned_model, tokenized_examples, export, base=base, digest_cache=DIGEST_CACHE, target=export_work
-    )
-    sources = CardSources(report_folder, raw_examples)
-    with show_progress() as on_progress:
-        made = write_export(plan, export_work, device=describe_device().kind, card=sources, on_progress=on_progress)
-    Console().print(describe_export(made.record))
-    return made.folder, made.record
 
 
 def serve_export(

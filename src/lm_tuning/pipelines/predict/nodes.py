@@ -36,17 +36,17 @@ def predict_classes(
     from lm_tuning.classifying import run
 
     settings = run.PredictSettings.choose(
-        tuned_model,
-        predict,
-        data,
-        tokenize,
-        evaluate=evaluate,
-        model=model,
-        environment=environment,
-        seed=seed,
+        tuned_model, predict, data, tokenize, evaluate=evaluate, model=model, environment=environment, seed=seed,
         cache=DIGEST_CACHE,
-    )
+    )  # fmt: skip
     with show_progress() as on_progress:
         finished, record = run.predict_rows(tuned_model, prediction_work, settings, on_progress=on_progress)
-    logger.info("%s", run.describe_predictions(record))
-    return finished, record
+    return finished, _tell(record)
+
+
+def _tell(record: PredictionsRecord) -> PredictionsRecord:
+    """Log what the predictions came to."""
+    from lm_tuning.classifying.run import describe_predictions
+
+    logger.info("%s", describe_predictions(record))
+    return record
