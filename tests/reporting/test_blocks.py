@@ -149,3 +149,14 @@ def test_bins_of_fractions_are_written_as_such() -> None:
     page = write_page(Report("A report", sections=[Section("all", "All", [block])]))
     assert "most rows (3) at 0 to 0.25, from 0 to 0.5" in page
     assert [line[0] for line in histogram_lines(block)] == ["0 to 0.25", "0.25 to 0.5"]
+
+
+def test_a_long_name_leaves_its_text_room_in_a_narrow_terminal() -> None:
+    name = "Base (ROUGE-L 0.148; cut off at the longest answer; copied from the prompt)"
+    sample = Sample("Row 8", "Question", "why so " * 8, {name: "because of this and that " * 4})
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(build_summary(Report("Title", sections=[Section("samples", "Samples", [sample])])))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("because of this and that" in line for line in lines)
+    assert len(lines) < 16

@@ -19,6 +19,7 @@ from lm_tuning.wording import on_one_line
 # Less than Markdown has: what scrolls by is read once, and the file keeps the rest.
 MAX_RUN_CHARACTERS = 400
 MAX_CELL_CHARACTERS = 60
+MAX_NAME_CHARACTERS = 24
 MAX_SAMPLE_CHARACTERS = 200
 MAX_BARS = 12
 MAX_ROWS = 20
@@ -142,7 +143,8 @@ def _grid(rows: Sequence[Sequence[str]]) -> RenderableType:
 
 def _sample(sample: doc.Sample) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
+    # A name may say much of its text, and must leave it room where the terminal is narrow.
+    grid.add_column(style="bold", max_width=MAX_NAME_CHARACTERS)
     grid.add_column(overflow="fold")
     for name, text in ((sample.name, sample.text), *sample.answers.items()):
         grid.add_row(name, _plain(keep_ends(on_one_line(text), MAX_SAMPLE_CHARACTERS) or "(empty)"))
